@@ -1,0 +1,4 @@
+std = "ngx_lua"
+max_line_length = 100
+unused_args = false
+files["tests/lua"] = { std = "+busted" }

@@ -1,0 +1,61 @@
+"""The exceptions that Signalbox raises on purpose. Each message says what happened; ``hint`` says what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SignalboxError(Exception):
+    """Base of every expected failure: the CLI prints ``message`` and ``hint`` and exits with ``exit_code``."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in fleet.yaml. ``line`` counts from 1; ``key`` is a dotted path such as ``models.a.backends[0].url``."""
+
+    file: Path
+    line: int
+    key: str
+    message: str
+    suggestion: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: {self.key}: " if self.key else f"{self.file}:{self.line}: "
+        return where + self.message + (f" {self.suggestion}" if self.suggestion else "")
+
+
+class FleetError(SignalboxError):
+    """fleet.yaml cannot be used. ``problems`` holds all that is wrong, in the order of the file."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class RenderError(SignalboxError):
+    """The edge's configuration could not be rendered from a valid fleet."""
+
+
+class EdgeError(SignalboxError):
+    """The edge could not be found, tested, started, stopped or reloaded."""
+
+
+class EngineError(SignalboxError):
+    """An engine could not be installed, started or stopped."""
+
+
+class InstallError(SignalboxError):
+    """Something that this machine lacks could not be installed; ``hint`` names the exact command."""

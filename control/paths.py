@@ -1,0 +1,69 @@
+"""Where everything of one fleet lies on disk: one folder beside fleet.yaml, named by ``control.state_dir``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The checkout: lua/, nginx/ and templates/ are read from here.
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class StatePaths:
+    """All paths below the state folder. Nothing is created here."""
+
+    root: Path
+
+    # The edge: nginx's prefix is ``edge``. ``next`` is what render wrote, ``conf`` what runs, ``last`` the last good one.
+    @property
+    def edge(self) -> Path:
+        return self.root / "edge"
+
+    @property
+    def conf(self) -> Path:
+        return self.edge / "conf"
+
+    @property
+    def next(self) -> Path:
+        return self.edge / "next"
+
+    @property
+    def last(self) -> Path:
+        return self.edge / "last"
+
+    @property
+    def edge_pid(self) -> Path:
+        return self.edge / "run" / "nginx.pid"
+
+    @property
+    def admin_token(self) -> Path:
+        """The edge admin listener's bearer token, mode 0600, made at the first start."""
+        return self.edge / "run" / "admin.token"
+
+    @property
+    def edge_logs(self) -> Path:
+        return self.edge / "logs"
+
+    # The control plane and the engines that it starts.
+    @property
+    def control_pid(self) -> Path:
+        return self.root / "control" / "control.pid"
+
+    @property
+    def control_log(self) -> Path:
+        return self.root / "control" / "control.log"
+
+    def engine(self, backend_id: str) -> Path:
+        """Folder of one local engine: ``process.json`` and ``engine.log``."""
+        return self.root / "engines" / backend_id
+
+    @property
+    def runtimes(self) -> Path:
+        """Virtual environments that engines run in, one per runtime and version."""
+        return self.root / "runtimes"
+
+    @property
+    def models(self) -> Path:
+        """Model folders prepared by Signalbox."""
+        return self.root / "models"
