@@ -1,1 +1,1 @@
-"""."""
+"""The edge seen from outside: rendered, tested, started, reloaded, asked."""
