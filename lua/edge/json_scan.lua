@@ -1,0 +1,286 @@
+-- Finds top-level members of a JSON object as byte ranges, without decoding the object.
+--
+-- This is the edge's hot path, so: plain string.find (memchr) jumps over strings, everything
+-- else is a byte loop, both of which LuaJIT compiles; nothing is allocated but the short keys.
+-- What lies inside values is not checked: the engine parses the whole body and answers 400.
+-- What must hold is this: if Python's json.loads accepts the body as an object, we either find
+-- the very same members or refuse. docs/request-bodies.md lists the refusals.
+
+local cjson = require "cjson"
+local clear = require "table.clear"
+
+local byte = string.byte
+local find = string.find
+local format = string.format
+local gsub = string.gsub
+local sub = string.sub
+local pcall = pcall
+local type = type
+
+
+local _M = {
+    MAX_KEYS = 256,
+    MAX_DEPTH = 512,
+    -- Keys of `wanted` must not be longer than this; longer ones in a body are never looked at.
+    MAX_KEY_BYTES = 64,
+}
+
+local MAX_KEYS = _M.MAX_KEYS
+local MAX_DEPTH = _M.MAX_DEPTH
+local MAX_KEY_BYTES = _M.MAX_KEY_BYTES
+local MAX_ESCAPED_KEY_BYTES = 6 * MAX_KEY_BYTES  -- every byte written as \u00XX
+
+local TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
+local QUOTE, COMMA, COLON, BACKSLASH = 34, 44, 58, 92
+local OPEN_BRACKET, CLOSE_BRACKET, OPEN_BRACE, CLOSE_BRACE = 91, 93, 123, 125
+local PLUS, MINUS, DOT = 43, 45, 46
+local DIGIT_0, DIGIT_9, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 48, 57, 65, 90, 97, 122
+
+
+local function invalid(what, p)
+    return nil, format("The body is not valid JSON: %s at byte %d. Send one JSON object.",
+                       what, p), "invalid_json"
+end
+
+
+-- Returns the position of the first byte that is not white space, and that byte (nil: the end).
+local function skip_space(body, p)
+    local c = byte(body, p)
+    while c == SPACE or c == NEWLINE or c == RETURN or c == TAB do
+        p = p + 1
+        c = byte(body, p)
+    end
+    return p, c
+end
+
+
+-- Returns the position of the quote that closes the string opened at `first`, or nil.
+-- Backslashes are counted backwards from a quote and never past the quote before it, so the
+-- time is linear in the length whatever the string holds.
+local function string_end(body, first)
+    local p = first
+    while true do
+        p = find(body, '"', p + 1, true)
+        if not p then
+            return nil
+        end
+        local q = p - 1
+        while byte(body, q) == BACKSLASH do
+            q = q - 1
+        end
+        if (p - q) % 2 == 1 then
+            return p
+        end
+    end
+end
+
+
+-- Returns the position of the bracket that closes the one at `first`.
+local function container_end(body, first)
+    local depth = 1
+    local p = first + 1
+    while true do
+        local c = byte(body, p)
+        if c == QUOTE then
+            p = string_end(body, p)
+            if not p then
+                return invalid("a string never ends", first)
+            end
+
+        elseif c == OPEN_BRACE or c == OPEN_BRACKET then
+            depth = depth + 1
+            -- The outermost object, which holds this value, counts as well.
+            if depth >= MAX_DEPTH then
+                return nil, format("The body nests deeper than %d levels. Send a flatter one.",
+                                   MAX_DEPTH), "too_deep"
+            end
+
+        elseif c == CLOSE_BRACE or c == CLOSE_BRACKET then
+            depth = depth - 1
+            if depth == 0 then
+                return p
+            end
+
+        elseif not c then
+            return invalid("an object or array never ends", first)
+        end
+        p = p + 1
+    end
+end
+
+
+-- Returns the position of the last byte of the number or word that starts at `first`.
+local function scalar_end(body, first)
+    local p = first
+    local c = byte(body, p)
+    while c and (c >= DIGIT_0 and c <= DIGIT_9 or c >= LOWER_A and c <= LOWER_Z
+                 or c >= UPPER_A and c <= UPPER_Z or c == MINUS or c == DOT or c == PLUS) do
+        p = p + 1
+        c = byte(body, p)
+    end
+    if p == first then
+        return invalid("a value is missing", first)
+    end
+    return p - 1
+end
+
+
+local function value_end(body, first, c)
+    if c == QUOTE then
+        local last = string_end(body, first)
+        if not last then
+            return invalid("a string never ends", first)
+        end
+        return last
+    end
+    if c == OPEN_BRACE or c == OPEN_BRACKET then
+        return container_end(body, first)
+    end
+    return scalar_end(body, first)
+end
+
+
+-- Returns the decoded key between the quotes at `first` and `last` if it is a wanted one.
+local function wanted_key(body, first, last, wanted)
+    local length = last - first - 1
+    if length > MAX_ESCAPED_KEY_BYTES then
+        return nil
+    end
+    local key = sub(body, first + 1, last - 1)
+    if find(key, "\\", 1, true) then
+        local ok, decoded = pcall(cjson.decode, '["' .. key .. '"]')
+        key = ok and decoded[1]
+    end
+    return key and wanted[key] and key or nil
+end
+
+
+-- Finds the wanted members of the object that `body` holds. `wanted` is a set of keys. The
+-- tables `starts` and `stops` are cleared, then filled: the raw value of a key is
+-- body:sub(starts[key], stops[key]); starts[1] and stops[1] are the object's own braces.
+-- Returns true, or nil, a message for the client, and a code: "invalid_json", "duplicate_key",
+-- "too_many_keys" or "too_deep". After an error the tables hold nothing of use.
+function _M.scan(body, wanted, starts, stops)
+    clear(starts)
+    clear(stops)
+    local p, c = skip_space(body, 1)
+    if c ~= OPEN_BRACE then
+        return nil, "The body is not a JSON object: it must start with '{'. Send one JSON object "
+                    .. "in UTF-8 without a byte order mark.", "invalid_json"
+    end
+    starts[1] = p
+    p, c = skip_space(body, p + 1)
+
+    local count = 0
+    while c ~= CLOSE_BRACE or count > 0 do
+        local key_last = c == QUOTE and string_end(body, p)
+        if not key_last then
+            return invalid("a key in double quotes is missing", p)
+        end
+        count = count + 1
+        if count > MAX_KEYS then
+            return nil, format("The body has more than %d top-level keys. Send fewer.", MAX_KEYS),
+                   "too_many_keys"
+        end
+        local key = wanted_key(body, p, key_last, wanted)
+
+        p, c = skip_space(body, key_last + 1)
+        if c ~= COLON then
+            return invalid("a ':' is missing", p)
+        end
+        p, c = skip_space(body, p + 1)
+        local last, err, code = value_end(body, p, c)
+        if not last then
+            return nil, err, code
+        end
+        if key then
+            if starts[key] then
+                return nil, format('The body has the key "%s" twice. Send it once.', key),
+                       "duplicate_key"
+            end
+            starts[key] = p
+            stops[key] = last
+        end
+
+        p, c = skip_space(body, last + 1)
+        if c == CLOSE_BRACE then
+            break
+        end
+        if c ~= COMMA then
+            return invalid("a ',' or '}' is missing", p)
+        end
+        p, c = skip_space(body, p + 1)
+    end
+
+    stops[1] = p
+    p, c = skip_space(body, p + 1)
+    if c then
+        return invalid("something follows the object", p)
+    end
+    return true
+end
+
+
+local KINDS = {
+    [QUOTE] = "string", [OPEN_BRACE] = "object", [OPEN_BRACKET] = "array", [MINUS] = "number",
+    [byte("t")] = "true", [byte("f")] = "false", [byte("n")] = "null",
+}
+for digit = DIGIT_0, DIGIT_9 do
+    KINDS[digit] = "number"
+end
+
+
+-- Tells what the value that starts at `first` is by its first byte: "string", "number",
+-- "object", "array", "true", "false", "null" or "invalid".
+function _M.kind(body, first)
+    return KINDS[byte(body, first)] or "invalid"
+end
+
+
+-- Returns the decoded string whose raw value is body:sub(first, last), or nil if that is no
+-- string or does not decode (a lone surrogate, a bad escape, a raw control character).
+function _M.string_value(body, first, last)
+    if last <= first or byte(body, first) ~= QUOTE or byte(body, last) ~= QUOTE then
+        return nil
+    end
+    local escaped = false
+    for p = first + 1, last - 1 do
+        local c = byte(body, p)
+        if c < SPACE then
+            return nil
+        end
+        escaped = escaped or c == BACKSLASH
+    end
+    if not escaped then
+        return sub(body, first + 1, last - 1)
+    end
+    local ok, decoded = pcall(cjson.decode, "[" .. sub(body, first, last) .. "]")
+    if ok and type(decoded[1]) == "string" then
+        return decoded[1]
+    end
+    return nil
+end
+
+
+-- Returns the body with the bytes from `first` to `last` replaced. To insert before a byte at
+-- p, replace the empty range p, p - 1.
+function _M.splice(body, first, last, replacement)
+    return sub(body, 1, first - 1) .. replacement .. sub(body, last + 1)
+end
+
+
+local function escape(c)
+    if c == '"' or c == "\\" then
+        return "\\" .. c
+    end
+    return format("\\u%04x", byte(c))
+end
+
+
+-- Returns the string, which must be UTF-8, as a JSON string literal with its quotes.
+function _M.encode_string(s)
+    return '"' .. gsub(s, '[%z\1-\31\\"\127]', escape) .. '"'
+end
+
+
+return _M
