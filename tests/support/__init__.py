@@ -1,0 +1,1 @@
+"""The harness that the suites share: engines, edges, raw clients."""
