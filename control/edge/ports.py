@@ -1,0 +1,73 @@
+"""Is an address free to listen on, and if not, who has it?"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable
+
+import psutil
+
+from control.errors import EdgeError
+
+
+def split(address: str) -> tuple[str, int]:
+    """``HOST:PORT`` or ``[V6]:PORT`` as host and port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def require_free(addresses: Iterable[str]) -> None:
+    """Raise EdgeError, naming who has it, when nginx could not listen on one of ``addresses``."""
+    for address in addresses:
+        host, port = split(address)
+        try:
+            family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except socket.gaierror as error:
+            raise EdgeError(f"{address} cannot be listened on: {error.strerror}", "Correct it in fleet.yaml.") from error
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nginx does: TIME_WAIT is no obstacle
+            try:
+                listener.bind(target)
+                listener.listen(1)
+            except OSError as error:
+                raise _problem(address, port, error) from error
+
+
+def _problem(address: str, port: int, error: OSError) -> EdgeError:
+    if error.errno == errno.EADDRINUSE:
+        return EdgeError(
+            f"{address} is in use by {holder(port)}",
+            "Stop that program, or give another port in fleet.yaml (edge.listen, edge.admin).",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return EdgeError(
+            f"this user may not listen on {address}",
+            "Use a port from 1024 on in fleet.yaml, or start the edge with sudo.",
+        )
+    return EdgeError(f"{address} cannot be listened on: {error.strerror}", "Correct it in fleet.yaml.")
+
+
+def holder(port: int) -> str:
+    """The process that listens on TCP ``port``, in words. Other users' processes are only visible to root."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        connections = []
+    for connection in connections:
+        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port or connection.pid is None:
+            continue
+        try:
+            process = psutil.Process(connection.pid)
+            command = " ".join(process.cmdline()).strip() or process.name()
+        except psutil.Error:
+            continue
+        return f"process {connection.pid} ({command[:100]})"
+    return "another program"

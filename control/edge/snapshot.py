@@ -1,0 +1,92 @@
+"""fleet.json: what the edge is told of models, backends and names. Pure functions of what the fleet resolved to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from control.fleet.resolve import ResolvedBackend
+from control.fleet.schema import Fleet
+
+Snapshot = dict[str, Any]
+
+
+def tls_name(backend: ResolvedBackend) -> str:
+    """The nginx name of an https origin (host, port, CA).
+
+    It depends on nothing else, so that a worker of an older generation that meets a newer fleet.json never takes one
+    origin for another: the name that it does not know is an error, not a misrouted key.
+    """
+    origin = f"{backend.host}\n{backend.port}\n{backend.ca or ''}"
+    return "engine_tls_" + hashlib.sha256(origin.encode()).hexdigest()[:12]
+
+
+def snapshot(
+    fleet: Fleet,
+    backends: Sequence[ResolvedBackend],
+    addresses: Mapping[str, Sequence[str]],
+    *,
+    version: int,
+    timers: bool = True,
+) -> Snapshot:
+    """Build fleet.json (see docs/architecture.md). ``addresses``: what each backend's host resolved to, if it did."""
+    content: Snapshot = {"version": version, "timers": timers}
+    if fleet.default_model is not None:
+        content["default_model"] = fleet.default_model
+    content["names"] = _names(fleet)
+    content["models"] = {name: _model(fleet, name, backends) for name in fleet.models}
+    content["backends"] = {backend.id: _backend(backend, addresses) for backend in backends}
+    return content
+
+
+def encode(content: Snapshot) -> str:
+    """One stable text for one content: keys keep the order in which they were made, which is that of fleet.yaml."""
+    return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+
+
+def without_version(content: Snapshot) -> Snapshot:
+    """The same snapshot without its counter, for "did anything change?"."""
+    return {key: value for key, value in content.items() if key != "version"}
+
+
+def _names(fleet: Fleet) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for model, settings in fleet.models.items():
+        for name in (model, *settings.aliases, *settings.loras):
+            names[name] = model
+    return names
+
+
+def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict[str, Any]:
+    settings = fleet.models[name]
+    return {
+        "policy": settings.routing.policy,
+        "connect_ms": int(settings.timeouts.connect),
+        "send_ms": int(settings.timeouts.send),
+        "read_ms": int(settings.timeouts.read),
+        "names": [name, *settings.aliases],
+        "loras": list(settings.loras),
+        "backends": [backend.id for backend in backends if backend.model == name],
+    }
+
+
+def _backend(backend: ResolvedBackend, addresses: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "model": backend.model,
+        "host": backend.host,
+        "port": backend.port,
+        "scheme": backend.scheme,
+        # Sorted: DNS answers in any order, and an order is not a change.
+        "addresses": sorted(addresses.get(backend.host, ())),
+    }
+    if backend.scheme == "https":
+        content["tls_location"] = "@" + tls_name(backend)
+    content["name"] = backend.name
+    content["served"] = list(backend.served)
+    if backend.key_file is not None:
+        content["key_file"] = str(backend.key_file)
+    if backend.key_env is not None:
+        content["key_env"] = backend.key_env
+    return content
