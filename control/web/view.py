@@ -1,0 +1,264 @@
+"""What the page knows at one moment: immutable, built from the fleet, the edge's /state, the engines and this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+from control.host import HostFacts
+
+State = Literal["starting", "ready", "down", "unknown"]
+#: Why a state is unknown or a row unusual, where that is ours to say; the page translates it.
+Note = Literal["", "no_edge", "not_in_edge", "not_in_fleet"]
+
+#: Engines say what they like: so many names, so many characters of each text reach the page.
+MAX_REPORTED = 32
+MAX_TEXT = 300
+
+
+class EngineStatusLike(Protocol):
+    """What the supervisor tells of one local engine (``control.engines.local.EngineStatus``)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def since(self) -> float: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def restarts(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class FleetBackend:
+    """One backend as fleet.yaml names it."""
+
+    id: str
+    model: str
+    address: str
+    scheme: str = "http"
+
+
+@dataclass(frozen=True)
+class FleetModel:
+    """One model as fleet.yaml names it."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    loras: tuple[str, ...] = ()
+    policy: str = ""
+
+
+@dataclass(frozen=True)
+class FleetFacts:
+    """The part of fleet.yaml that the page shows."""
+
+    models: tuple[FleetModel, ...]
+    backends: tuple[FleetBackend, ...]
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """The process of an engine that we started. ``since`` in Unix seconds."""
+
+    state: str
+    phase: str
+    detail: str
+    since: float | None
+    pid: int | None
+    restarts: int
+
+
+@dataclass(frozen=True)
+class BackendView:
+    """One row of the table. Counts are None when the edge does not tell them; ``since`` in Unix seconds."""
+
+    id: str
+    model: str
+    address: str
+    scheme: str
+    state: State
+    note: Note
+    reason: str
+    since: float | None
+    in_flight: int | None
+    requests: int | None
+    reported: tuple[str, ...]
+    engine: EngineView | None
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """One model with how many of its backends are ready."""
+
+    name: str
+    aliases: tuple[str, ...]
+    loras: tuple[str, ...]
+    policy: str
+    ready: int
+    backends: int
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One nginx worker and the generation of the configuration that it was born with."""
+
+    pid: int
+    generation: str
+    exiting: bool
+
+
+@dataclass(frozen=True)
+class EdgeView:
+    """Whether the edge answers; ``problem`` says in the client's words why it does not."""
+
+    running: bool
+    generation: str = ""
+    fleet_version: int | None = None
+    workers: tuple[WorkerView, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything at one moment. ``version`` grows with every poll; ``taken`` in Unix seconds."""
+
+    version: int
+    taken: float
+    edge: EdgeView
+    host: HostFacts
+    models: tuple[ModelView, ...]
+    backends: tuple[BackendView, ...]
+
+    @property
+    def ready(self) -> int:
+        """How many backends are ready."""
+        return sum(1 for backend in self.backends if backend.state == "ready")
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return asdict(self)
+
+
+def merge(
+    version: int,
+    taken: float,
+    fleet: FleetFacts,
+    edge_state: Mapping[str, Any] | None,
+    edge_problem: str,
+    engines: Iterable[EngineStatusLike],
+    host: HostFacts,
+) -> Snapshot:
+    """Join the sources. ``edge_state`` is None when the edge did not answer; then every state is unknown.
+
+    The edge decides what state a backend has, the supervisor what its process does: neither overrules the other.
+    """
+    processes = {status.id: _engine(status) for status in engines}
+    told = {_text(row.get("id")): row for row in _rows(edge_state, "backends")}
+    backends = [
+        _backend(b.id, b.model, b.address, b.scheme, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told))
+        for b in fleet.backends
+    ]
+    known = {backend.id for backend in fleet.backends}
+    backends += [
+        _backend(id_, _text(row.get("model")), _text(row.get("address")), _text(row.get("scheme")) or "http", row,
+                 processes.get(id_), "not_in_fleet")
+        for id_, row in told.items() if id_ and id_ not in known
+    ]  # fmt: skip
+    return Snapshot(version, taken, _edge(edge_state, edge_problem), host, _models(fleet, backends), tuple(backends))
+
+
+def _note(edge_state: Mapping[str, Any] | None, told: bool) -> Note:
+    if edge_state is None:
+        return "no_edge"
+    return "" if told else "not_in_edge"
+
+
+def _backend(
+    id_: str,
+    model: str,
+    address: str,
+    scheme: str,
+    row: Mapping[str, Any] | None,
+    engine: EngineView | None,
+    note: Note,
+) -> BackendView:
+    row = row or {}
+    reported = row.get("reported")
+    names = [_text(name) for name in reported[:MAX_REPORTED]] if isinstance(reported, list) else []
+    state = row.get("state")
+    return BackendView(
+        id=id_,
+        model=model,
+        address=address,
+        scheme=scheme,
+        state=state if state in ("starting", "ready", "down") else "unknown",
+        note=note,
+        reason=_text(row.get("reason")),
+        since=_number(row.get("since")),
+        in_flight=_count(row.get("in_flight")),
+        requests=_count(row.get("requests")),
+        reported=tuple(names),
+        engine=engine,
+    )
+
+
+def _models(fleet: FleetFacts, backends: Sequence[BackendView]) -> tuple[ModelView, ...]:
+    views = []
+    for model in fleet.models:
+        states = [backend.state for backend in backends if backend.model == model.name]
+        views.append(
+            ModelView(model.name, model.aliases, model.loras, model.policy, states.count("ready"), len(states))
+        )
+    return tuple(views)
+
+
+def _edge(state: Mapping[str, Any] | None, problem: str) -> EdgeView:
+    if state is None:
+        return EdgeView(running=False, problem=_text(problem))
+    workers = tuple(
+        WorkerView(_count(row.get("pid")) or 0, _text(row.get("generation")), bool(row.get("exiting")))
+        for row in _rows(state, "workers")
+    )
+    return EdgeView(True, _text(state.get("generation")), _count(state.get("fleet_version")), workers)
+
+
+def _engine(status: EngineStatusLike) -> EngineView:
+    return EngineView(
+        state=_text(status.state),
+        phase=_text(status.phase),
+        detail=_text(status.detail),
+        since=_number(status.since),
+        pid=status.pid,
+        restarts=status.restarts,
+    )
+
+
+def _rows(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """A list of objects; Lua writes an empty list as ``{}``, and a broken edge must not break the page."""
+    rows = state.get(key) if state is not None else None
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)[:MAX_TEXT]
+
+
+def _number(value: object) -> float | None:
+    """A usable time: NaN, infinity and what no calendar holds (over 100,000 years) are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e11:
+        return None
+    return float(value)
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
+        return None
+    return int(value)
