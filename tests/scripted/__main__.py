@@ -67,11 +67,14 @@ def main() -> None:
     parser.add_argument("--api-key", default="")
     parser.add_argument("--max-model-len", type=int, default=4_194_304)
     parser.add_argument("--delay-ms", type=float, default=0, help="time between two tokens")
+    parser.add_argument("--tls-certificate", help="speak HTTPS with this PEM file (key included)")
     parser.add_argument("--log-file", help="append a line per request here")
     options = parser.parse_args()
     ENGINE = Engine(options.name, options.lora, options.api_key, options.max_model_len,
                     Script(delay_ms=options.delay_ms))  # fmt: skip
     settings: dict[str, Any] = {"log_config": _log_config(options.log_file)} if options.log_file else {}
+    if options.tls_certificate:
+        settings |= {"ssl_certfile": options.tls_certificate, "ssl_keyfile": options.tls_certificate}
     config = uvicorn.Config(
         App(ENGINE), options.host, options.port, http=CountingProtocol, ws="none", lifespan="off", loop="asyncio",
         log_level="info" if options.log_file else "critical", access_log=bool(options.log_file),

@@ -16,6 +16,7 @@ from tests.scripted.script import Script
 from tests.scripted.state import Engine
 
 JSON_TYPE = (b"content-type", b"application/json")
+COMMENT = b": keep-alive\n\n"
 
 
 class Event(NamedTuple):
@@ -56,7 +57,8 @@ class Call:
         return self.header("x-request-id") or uuid.uuid4().hex[:16]
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        all_headers = [*headers, (b"vary", b"Origin")]
+        own = [(name.lower().encode(), value.encode()) for name, value in self.script.headers.items()]
+        all_headers = [*headers, (b"vary", b"Origin"), *own]
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     async def write(self, data: bytes, more: bool = True) -> None:
@@ -106,6 +108,8 @@ class Call:
         if script.empty_stream:
             await self.write(b"", more=False)
             return
+        if script.comment_first:
+            await self.write(COMMENT)
         await asyncio.sleep(script.first_ms / 1000)
         pending: list[bytes] = []
         sent = 0
@@ -125,7 +129,7 @@ class Call:
                 await self.write(ENGINE_DIED + b"data: [DONE]\n\n", more=False)
                 return
             if script.comment_every and number % script.comment_every == 0:
-                pending.append(b": keep-alive\n\n")
+                pending.append(COMMENT)
             pending.append(event.data)
             if event.token:
                 sent += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -22,17 +22,19 @@ class Script:
     abort_after: int = -1  # the same, with a TCP reset
     error_event_after: int = -1  # vLLM's error event, then [DONE]
     empty_stream: bool = False  # 200, event-stream headers, no event at all
-    comment_every: int = 0  # a ": keep-alive" comment before every n-th event
+    comment_first: bool = False  # a ": keep-alive" comment at once, long before the first event
+    comment_every: int = 0  # the same before every n-th event
     merge: int = 1  # events per write
     split: int = 0  # bytes per write, each its own HTTP chunk
     stamp: bool = False  # every text is the time of its sending (time.time(), seconds)
     pad: int = 0  # extra bytes in every text
     null_usage: bool = False  # "usage": null in every chunk that has no usage
+    headers: dict[str, str] = field(default_factory=dict)  # response headers to add
     echo: bool = False  # answer with length and SHA-256 of the body, and the headers, as they came
 
     @classmethod
     def names(cls) -> set[str]:
-        return {field.name for field in fields(cls)}
+        return {one.name for one in fields(cls)}
 
     def changed(self, values: Any) -> Script:
         """This script with ``values`` (a JSON object) laid over it. Raises ValueError for an unknown key."""

@@ -1,0 +1,44 @@
+"""Ports, waiting, and the places of things."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+T = TypeVar("T")
+_random = random.Random(os.getpid() ^ time.time_ns())
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below the range from which outgoing connections take theirs."""
+    for _ in range(200):
+        port = _random.randrange(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port found in 200 tries")
+
+
+def wait_until(what: str, check: Callable[[], T], seconds: float = 5.0, every: float = 0.01) -> T:
+    """Call ``check`` until its answer is true and give it back; AssertionError naming ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    last: object = None
+    while True:
+        try:
+            last = answer = check()
+            if answer:
+                return answer
+        except (OSError, LookupError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s for {what}; last seen: {last!r}")
+        time.sleep(every)
