@@ -1,0 +1,123 @@
+"""How an engine is started: arguments, environment and working folder. Pure: nothing is read or started here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from control.errors import EngineError
+from control.fleet.schema import Engine
+
+#: vLLM leaves this much of stop_timeout unused: ending its processes takes it about 5 s after the last request.
+TEARDOWN_SECONDS = 7
+
+#: For every vLLM that Signalbox starts: no look-ups on a hub, no statistics sent, and idle connections that stay open
+#: longer than the edge keeps them (an engine that closes first can lose a request that is just arriving).
+VLLM_ENVIRONMENT: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
+}
+
+#: On CPU: several engines share the cores instead of each binding itself to the same ones.
+VLLM_CPU_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine that Signalbox starts on this machine. ``names``: all model names that it answers to, main first."""
+
+    id: str
+    model: str
+    names: tuple[str, ...]
+    host: str
+    port: int
+    engine: Engine
+    #: Folder with the model's weights; None where the command needs none.
+    model_folder: Path | None
+    #: fleet.yaml's folder: ``command`` runs there.
+    fleet_folder: Path
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to execute. ``environment`` comes on top of this process's own."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+
+    def hash(self) -> str:
+        """Names this very launch: an engine that runs with another one has to be restarted."""
+        facts = [list(self.argv), sorted(self.environment.items()), str(self.cwd)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def vllm_arguments(spec: EngineSpec) -> list[str]:
+    """Everything after ``vllm serve`` (vLLM 0.32), the model's folder first. Raises EngineError without a folder."""
+    if spec.model_folder is None:
+        raise EngineError(
+            f"The model {spec.model} has no source, so there is nothing that vLLM could serve.",
+            f"Add source: to the model {spec.model} in fleet.yaml: a folder, or a package with its GGUF file.",
+        )
+    engine = spec.engine
+    arguments = [str(spec.model_folder), "--served-model-name", *spec.names]
+    arguments += ["--host", spec.host, "--port", str(spec.port)]
+    for flag, number in (
+        ("--max-model-len", engine.max_model_len),
+        ("--max-num-seqs", engine.max_num_seqs),
+        ("--max-num-batched-tokens", engine.max_num_batched_tokens),
+        ("--kv-cache-memory-bytes", engine.kv_cache_memory),
+    ):
+        if number is not None:
+            arguments += [flag, str(int(number))]
+    for name, switch in (("chunked-prefill", engine.chunked_prefill), ("prefix-caching", engine.prefix_caching)):
+        if switch is not None:
+            arguments.append(f"--enable-{name}" if switch else f"--no-enable-{name}")
+    drain_seconds = max(0, int(engine.stop_timeout) // 1000 - TEARDOWN_SECONDS)
+    arguments += ["--shutdown-timeout", str(drain_seconds)]
+    return arguments + list(engine.extra_args)
+
+
+def vllm_launch(spec: EngineSpec, runtime: Path) -> Launch:
+    """The launch of a real vLLM out of the virtual environment ``runtime``. Raises EngineError."""
+    # PATH: vLLM and torch look for ninja and other tools of their own environment.
+    environment = {**VLLM_ENVIRONMENT, **VLLM_CPU_ENVIRONMENT, **spec.engine.environment}
+    argv = (str(runtime / "bin" / "python"), str(runtime / "bin" / "vllm"), "serve", *vllm_arguments(spec))
+    return Launch(argv, environment, spec.fleet_folder)
+
+
+def command_launch(spec: EngineSpec, python: str, repository: Path, pythonpath: str = "") -> Launch:
+    """The launch of the spec's own ``command`` with its placeholders filled in.
+
+    ``{python}`` is the interpreter ``python``, ``{model}`` the model's folder (its name where it has none), ``{name}``
+    its name, ``{host}`` and ``{port}`` where to listen. ``repository`` comes first on PYTHONPATH, so that modules of
+    the checkout are found from any folder. Raises EngineError for an unknown placeholder.
+    """
+    values = {
+        "python": python,
+        "host": spec.host,
+        "port": str(spec.port),
+        "name": spec.model,
+        "model": str(spec.model_folder or spec.model),
+        "id": spec.id,
+    }
+    argv = tuple(_filled(part, values, spec) for part in spec.engine.command or ())
+    environment = {"PYTHONPATH": f"{repository}:{pythonpath}" if pythonpath else str(repository)}
+    return Launch(argv, {**environment, **spec.engine.environment}, spec.fleet_folder)
+
+
+def _filled(part: str, values: Mapping[str, str], spec: EngineSpec) -> str:
+    try:
+        return part.format_map(values)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        known = ", ".join("{" + name + "}" for name in values)
+        raise EngineError(
+            f"The engine command of the model {spec.model} has a placeholder that does not exist in {part!r}.",
+            f"Use {known}; a brace that is meant as one is doubled: {{{{ and }}}}.",
+        ) from error
