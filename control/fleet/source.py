@@ -61,6 +61,13 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+def holds(place: object, part: str | int) -> bool:
+    """Whether ``place[part]`` is there, whatever ``place`` is."""
+    if isinstance(place, dict):
+        return part in place
+    return isinstance(place, list) and isinstance(part, int) and 0 <= part < len(place)
+
+
 def read(path: Path) -> str:
     """The text of the file. ``FleetError`` when there is none that could be a fleet.yaml."""
     try:

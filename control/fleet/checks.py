@@ -1,0 +1,254 @@
+"""What pydantic cannot see: rules across the fields of a fleet, and files that must be there."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+
+from control.fleet.address import ip, is_host, is_loopback, overlap, split_listen, split_url
+from control.fleet.messages import Finding, did_you_mean
+from control.fleet.schema import PLACEHOLDER, PLACEHOLDERS, Backend, Engine, Fleet, Model
+from control.fleet.source import KeyPath, dotted
+
+LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("control", "listen"))
+
+#: Headers that say who somebody is, how a connection is handled, or what only the edge may say.
+_REFUSED_HEADERS = {
+    "authorization", "proxy-authorization", "proxy-authenticate", "x-api-key", "api-key", "cookie", "set-cookie",
+    "host", "connection", "proxy-connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect",
+    "content-length", "content-encoding", "accept-encoding", "forwarded", "via", "x-real-ip", "x-data-parallel-rank",
+    "x-vllm-priority",
+}  # fmt: skip
+_REFUSED_PREFIXES = ("x-forwarded-", "x-signalbox-")
+_PASSED_ANYWAY = {
+    "accept", "content-type", "user-agent", "x-request-id", "traceparent", "tracestate", "anthropic-version",
+    "anthropic-beta",
+}  # fmt: skip
+
+
+def check(fleet: Fleet, folder: Path) -> list[Finding]:
+    """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
+    findings: list[Finding] = []
+    for rule in (_listeners, _ports, _edge_lists, _names, _ids, _models):
+        findings += rule(fleet)
+    findings += _files(fleet, folder)
+    return findings
+
+
+def _backends(fleet: Fleet) -> Iterator[tuple[KeyPath, Backend]]:
+    for name, model in fleet.models.items():
+        for index, backend in enumerate(model.backends):
+            yield ("models", name, "backends", index), backend
+
+
+def _written(fleet: Fleet, path: KeyPath) -> str:
+    return str(getattr(getattr(fleet, str(path[0])), str(path[1])))
+
+
+def _bad_port(path: KeyPath, port: int) -> Iterator[Finding]:
+    if not 1 <= port <= 65535:
+        yield Finding(path, f"the port must be from 1 to 65535, not {port}.")
+
+
+def _listeners(fleet: Fleet) -> Iterator[Finding]:
+    for path in LISTENERS:
+        text = _written(fleet, path)
+        host, port = split_listen(text)
+        yield from _bad_port(path, port)
+        if ip(host) is None and host.lower() != "localhost":
+            yield Finding(path, f"{host!r} is not an IP address of this machine.", "Write one, such as 127.0.0.1.")
+        elif not is_loopback(host):
+            yield from _exposed(fleet, path, text)
+    if fleet.edge.dns is not None:
+        host, port = split_listen(fleet.edge.dns)
+        yield from _bad_port(("edge", "dns"), port)
+        if ip(host) is None:
+            yield Finding(("edge", "dns"), f"{host!r} is not an IP address.", "A name server needs one: 10.0.0.2:53.")
+
+
+def _exposed(fleet: Fleet, path: KeyPath, text: str) -> Iterator[Finding]:
+    if path != ("edge", "listen"):
+        what = "the control page" if path[0] == "control" else "the edge's admin listener"
+        message = f"{text} can be reached from other machines, but {what} must stay on this one."
+        yield Finding(path, message, "Use 127.0.0.1, and an SSH tunnel to look at it from elsewhere.")
+    elif fleet.edge.keys != "none":
+        message = f"{text} can be reached from other machines, and no API key would be asked for."
+        hint = "If the network is trusted, say so with 'keys: none' under edge; else listen on 127.0.0.1."
+        yield Finding(path, message, hint, about=(("edge", "keys"),))
+
+
+def _ports(fleet: Fleet) -> Iterator[Finding]:
+    """Two listeners on one address; and a url that leads back to the edge, where requests would run in circles."""
+    claims: list[tuple[KeyPath, str, int]] = [(path, *split_listen(_written(fleet, path))) for path in LISTENERS]
+    own = list(claims)
+    for path, backend in _backends(fleet):
+        if backend.url is not None:
+            _, host, port = split_url(backend.url)
+            here = [at for at, mine, its in own if its == port and overlap(host, mine)] if is_loopback(host) else []
+            for circle in here:
+                yield Finding((*path, "url"), f"this is {dotted(circle)}, not an engine.", about=(circle,))
+        elif backend.host in fleet.hosts and backend.port is not None:
+            claims.append(((*path, "port"), fleet.hosts[backend.host].address, backend.port))
+    seen: dict[int, list[tuple[KeyPath, str]]] = {}
+    for path, host, port in claims:
+        clash = next((at for at, other in seen.get(port, []) if overlap(host, other)), None)
+        seen.setdefault(port, []).append((path, host))
+        if clash is not None:
+            yield Finding(path, f"port {port} is already taken by {dotted(clash)}.", "Give it another.", (clash,))
+
+
+def _edge_lists(fleet: Fleet) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, header in enumerate(fleet.edge.pass_headers):
+        path = ("edge", "pass_headers", index)
+        name = header.lower()
+        if name in _REFUSED_HEADERS or name.startswith(_REFUSED_PREFIXES):
+            yield Finding(path, f"the header {header!r} is the edge's own business and never passes.", "Remove it.")
+        elif name in _PASSED_ANYWAY or name in seen:
+            yield Finding(path, f"the header {header!r} passes already.", "Remove it.")
+        seen.add(name)
+    for index, text in enumerate(fleet.edge.trusted_proxies):
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            hint = "Write for example 10.0.0.5 or 10.0.0.0/8."
+            yield Finding(("edge", "trusted_proxies", index), f"{text!r} is not an IP address or network.", hint)
+    for index, origin in enumerate(fleet.edge.cors.origins if fleet.edge.cors else []):
+        if origin != "*":
+            yield from _bad_url(("edge", "cors", "origins", index), origin)
+
+
+def _bad_url(path: KeyPath, url: str) -> Iterator[Finding]:
+    _, host, port = split_url(url)
+    yield from _bad_port(path, port)
+    if not is_host(host):
+        yield Finding(path, f"{host!r} is neither a host name nor an IP address.")
+
+
+def _names(fleet: Fleet) -> Iterator[Finding]:
+    """Every name that a client may send means one thing."""
+    seen: dict[str, KeyPath] = {name: ("models", name) for name in fleet.models}
+    for model, settings in fleet.models.items():
+        for kind, names in (("aliases", settings.aliases), ("loras", settings.loras)):
+            for index, name in enumerate(names):
+                path: KeyPath = ("models", model, kind, index)
+                if name in seen:
+                    message = f"the name {name!r} is already taken by {dotted(seen[name])}."
+                    yield Finding(path, message, "A name may stand for one model only.", (seen[name],))
+                else:
+                    seen[name] = path
+    default = fleet.default_model
+    if default is not None and default not in fleet.models:
+        owner = seen.get(default, ("", ""))[1]
+        hint = f"Write the model's own name, {owner!r}." if owner else did_you_mean(default, fleet.models)
+        yield Finding(("default_model",), f"there is no model {default!r}.", hint, (("models",),))
+
+
+def _ids(fleet: Fleet) -> Iterator[Finding]:
+    seen: dict[str, KeyPath] = {}
+    for place, backend in _backends(fleet):
+        path = (*place, "id")
+        if backend.id is not None and backend.id in seen:
+            first = seen[backend.id]
+            yield Finding(path, f"the id {backend.id!r} is already taken by {dotted(first)}.", "", (first,))
+        elif backend.id is not None:
+            seen[backend.id] = path
+    for name, host in fleet.hosts.items():
+        if not is_host(host.address):
+            message = f"{host.address!r} is neither a host name nor an IP address."
+            yield Finding(("hosts", name, "address"), message)
+
+
+def _models(fleet: Fleet) -> Iterator[Finding]:
+    for name, model in fleet.models.items():
+        path: KeyPath = ("models", name)
+        for index, backend in enumerate(model.backends):
+            yield from _backend((*path, "backends", index), backend, fleet)
+        ours = next((index for index, backend in enumerate(model.backends) if backend.host is not None), None)
+        if ours is not None and model.engine is None:
+            message = "this backend is started here, but the model says nothing about how."
+            hint = "Add 'engine:' to the model (runtime and version, or command)."
+            yield Finding((*path, "backends", ours), message, hint, ((*path, "engine"),))
+        if model.engine is not None:
+            yield from _engine((*path, "engine"), model.engine, model, started=ours is not None)
+
+
+def _backend(path: KeyPath, backend: Backend, fleet: Fleet) -> Iterator[Finding]:
+    if backend.url is not None:
+        yield from _bad_url((*path, "url"), backend.url)
+        return
+    if backend.host is not None and backend.host not in fleet.hosts:
+        hint = did_you_mean(backend.host, fleet.hosts, f"Add it: 'hosts: {{{backend.host}: {{local: true}}}}'.")
+        yield Finding((*path, "host"), f"there is no host {backend.host!r} under hosts.", hint, (("hosts",),))
+    if backend.model_name is not None:
+        message = "model_name is for engines that already run (url); those started here get the model's own name."
+        yield Finding((*path, "model_name"), message, "Remove it.")
+
+
+def _engine(path: KeyPath, engine: Engine, model: Model, *, started: bool) -> Iterator[Finding]:
+    source = (*path[:-1], "source")
+    if started and engine.runtime is not None and model.source is None:
+        message = f"the runtime {engine.runtime} needs a model to serve."
+        yield Finding((*path, "runtime"), message, "Add 'source:' to the model.", (source,))
+    for index, argument in enumerate(engine.command or []):
+        for name in PLACEHOLDER.findall(argument):
+            known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+            if name not in PLACEHOLDERS:
+                hint = did_you_mean(name, PLACEHOLDERS)
+                message = f"unknown placeholder {{{name}}}; there are {known}."
+                yield Finding((*path, "command", index), message, hint)
+            elif name == "model" and model.source is None:
+                message = "{model} is the model's folder, but the model has no source."
+                yield Finding((*path, "command", index), message, "Add 'source:' to the model.", (source,))
+    yield from _scheduler(path, engine)
+
+
+def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:
+    """Combinations with which vLLM refuses to start."""
+    tokens, here = engine.max_num_batched_tokens, (*path, "max_num_batched_tokens")
+    if tokens is None:
+        return
+    if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
+        message = f"{tokens} is less than max_num_seqs ({engine.max_num_seqs}); vLLM would not start."
+        yield Finding(here, message, "Raise it, or lower max_num_seqs.", ((*path, "max_num_seqs"),))
+    if engine.chunked_prefill is False and engine.max_model_len is not None and tokens < engine.max_model_len:
+        message = f"{tokens} is less than max_model_len ({engine.max_model_len}); vLLM would not start."
+        hint = "Without chunked prefill a whole prompt must fit in: raise it, or set 'chunked_prefill: true'."
+        yield Finding(here, message, hint, ((*path, "max_model_len"), (*path, "chunked_prefill")))
+
+
+def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:
+    if fleet.edge.tls is not None:
+        yield from _file(("edge", "tls", "certificate"), folder, fleet.edge.tls.certificate)
+        yield from _file(("edge", "tls", "key"), folder, fleet.edge.tls.key)
+    for path, backend in _backends(fleet):
+        yield from _file((*path, "key_file"), folder, backend.key_file)
+        yield from _file((*path, "ca"), folder, backend.ca)
+    for name, model in fleet.models.items():
+        started = any(backend.host is not None for backend in model.backends)
+        if started and isinstance(model.source, str) and not _is_folder(folder / model.source):
+            message = f"there is no folder {folder / model.source}."
+            hint = "Give a folder in Hugging Face format (config.json and weights), relative to fleet.yaml or absolute."
+            yield Finding(("models", name, "source"), message, hint)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _file(path: KeyPath, folder: Path, written: str | None) -> Iterator[Finding]:
+    if written is None:
+        return
+    file = folder / written
+    try:
+        if not file.is_file():
+            yield Finding(path, f"there is no file {file}.", "Create it, or correct the path.")
+            return
+        with file.open("rb"):
+            pass
+    except OSError as error:
+        yield Finding(path, f"the file {file} cannot be read: {error.strerror}.", "Correct its path or permissions.")

@@ -1,0 +1,85 @@
+"""Backends with everything worked out: ids, addresses, absolute paths, the names that they answer to."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from control.fleet.address import split_url
+from control.fleet.load import LoadedFleet
+from control.fleet.schema import Backend, Engine, Model, PackagedModel
+
+
+@dataclass(frozen=True)
+class ResolvedBackend:
+    """One engine as the edge and the supervisor see it.
+
+    ``host`` is a name or an IP address without brackets. ``ours``: Signalbox starts it, by ``engine``, from ``source``
+    (a model folder or a packaged model); for others both are None. ``name`` is what the engine calls the model,
+    ``served`` all names that it answers to. Paths are absolute.
+    """
+
+    id: str
+    model: str
+    scheme: str
+    host: str
+    port: int
+    ours: bool
+    name: str
+    served: tuple[str, ...]
+    key_file: Path | None = None
+    key_env: str | None = None
+    ca: Path | None = None
+    engine: Engine | None = None
+    source: Path | PackagedModel | None = None
+
+
+def resolve_backends(loaded: LoadedFleet) -> list[ResolvedBackend]:
+    """All backends of the fleet in the order of the file. The same file gives the same ids."""
+    models = loaded.fleet.models
+    taken = {backend.id for model in models.values() for backend in model.backends if backend.id}
+    resolved = []
+    for name, model in models.items():
+        for number, backend in enumerate(model.backends, start=1):
+            identity = backend.id or _free_id(name, number, taken)
+            taken.add(identity)
+            resolved.append(_resolve(loaded, identity, name, model, backend))
+    return resolved
+
+
+def addresses(host: str) -> list[str]:
+    """What ``host`` resolves to now, IPv4 first; empty when it does not resolve. May wait for a name server."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    ordered = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in ordered))
+
+
+def _free_id(model: str, number: int, taken: set[str]) -> str:
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", model)[:56]
+    while f"{stem}-{number}" in taken:
+        number += 1
+    return f"{stem}-{number}"
+
+
+def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backend: Backend) -> ResolvedBackend:
+    key_file = loaded.file(backend.key_file) if backend.key_file else None
+    if backend.url is not None:
+        scheme, host, port = split_url(backend.url)
+        own_name = backend.model_name or name
+        return ResolvedBackend(
+            id=identity, model=name, scheme=scheme, host=host, port=port, ours=False,
+            name=own_name, served=tuple(dict.fromkeys((own_name, *model.loras))),
+            key_file=key_file, key_env=backend.key_env, ca=loaded.file(backend.ca) if backend.ca else None,
+        )  # fmt: skip
+    assert backend.host is not None and backend.port is not None  # the schema's own check
+    source = loaded.file(model.source) if isinstance(model.source, str) else model.source
+    return ResolvedBackend(
+        id=identity, model=name, scheme="http", host=loaded.fleet.hosts[backend.host].address, port=backend.port,
+        ours=True, name=name, served=(name, *model.aliases, *model.loras),
+        key_file=key_file, key_env=backend.key_env, engine=model.engine, source=source,
+    )  # fmt: skip
