@@ -13,7 +13,7 @@ local MB = 1024 * 1024
 
 
 local function chat(size)
-    local turn = '{"role": "user", "content": "' .. rep("A signal box decides \\\"who\\\" goes. ", 16)
+    local turn = '{"role": "user", "content": "' .. rep("A signal box decides who goes.\\n", 16)
                  .. '"}, '
     return '{"messages": [' .. rep(turn, math.ceil(size / #turn)) .. '{}], "stream": true, '
            .. '"model": "m"}'
@@ -30,6 +30,7 @@ local rows = {
     { "100 KB chat", chat(100 * 1024), 0.03 },
     { "1 MB chat", chat(MB), 0.5 },
     { "10 MB chat", chat(10 * MB), 5 },
+    { "1 MB of quoted chat", value('{"content": "He said \\\\\\"yes\\\\\\" to it."}, ', MB / 40), 5 },
     { "10 MB image", '{"a": "' .. rep("QUJD", 10 * MB / 4) .. '", "model": "m"}', 1 },
     { "1 MB token ids", value("12345, ", MB / 7), 5 },
     { "1 MB brackets", '{"a": ' .. rep("[", MB), 30 },
