@@ -64,3 +64,7 @@ class EngineError(SignalboxError):
 
 class InstallError(SignalboxError):
     """Something that this machine lacks could not be installed; ``hint`` names the exact command."""
+
+
+class ControlError(SignalboxError):
+    """The control plane could not start: another one runs, or its address cannot be used."""

@@ -1,4 +1,4 @@
-"""Facts of this machine, by psutil: what the page shows, and who holds a port."""
+"""Facts of this machine, by psutil, as the page shows them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,3 @@ def read_host() -> HostFacts:
         memory_total=int(memory.total),
         memory_used=int(memory.total - memory.available),
     )
-
-
-def port_holder(port: int) -> str:
-    """Say who listens on this TCP port, as ``name (pid 123)``; ``another process`` when the system does not tell.
-
-    The command line is left out on purpose: it may carry somebody's secret.
-    """
-    try:
-        listening = [c for c in psutil.net_connections(kind="tcp") if c.status == psutil.CONN_LISTEN]
-    except psutil.Error:
-        listening = []
-    for connection in listening:
-        if connection.laddr and connection.laddr.port == port and connection.pid:
-            try:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-            except psutil.Error:
-                return f"pid {connection.pid}"
-    return "another process"

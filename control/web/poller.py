@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from control.errors import SignalboxError
+from control.errors import EdgeError, SignalboxError
 from control.host import HostFacts
-from control.web.view import EngineStatusLike, FleetFacts, Snapshot, merge
+from control.web.view import MAX_TEXT, EdgeView, EngineStatusLike, FleetFacts, Snapshot, edge_view, merge
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +18,15 @@ EdgeState = Callable[[], Mapping[str, Any]]
 EngineStates = Callable[[], Sequence[EngineStatusLike]]
 
 
+class EdgeAbsent(EdgeError):
+    """No edge process runs: nothing is wrong, it was not started."""
+
+
 class FleetView:
     """The newest snapshot, and a way to wait for the next one.
 
-    ``edge`` returns the edge's /state or raises; ``engines`` the supervisor's statuses; ``interval`` is in seconds.
+    ``edge`` returns the edge's /state or raises (EdgeAbsent when it does not run); ``engines`` returns the supervisor's
+    statuses; ``interval`` is in seconds.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class FleetView:
         self._closed = False
         self._complaints: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name="fleet-view", daemon=True)
-        self._snapshot = merge(0, time.time(), fleet, None, "", [], host())
+        self._snapshot = merge(0, time.time(), fleet, EdgeView("absent"), None, [], host())
 
     @property
     def snapshot(self) -> Snapshot:
@@ -81,7 +86,7 @@ class FleetView:
 
     def poll(self) -> Snapshot:
         """Ask every source once and publish the result. A source that fails is shown as such, never raised."""
-        state, problem = self._ask_edge()
+        edge, state = self._ask_edge()
         try:
             engines = self._engines()
             self._settle("engines")
@@ -91,23 +96,26 @@ class FleetView:
         host = self._host()
         with self._changed:
             fleet, version = self._fleet, self._snapshot.version + 1
-        snapshot = merge(version, time.time(), fleet, state, problem, engines, host)
+        snapshot = merge(version, time.time(), fleet, edge, state, engines, host)
         with self._changed:
             self._snapshot = snapshot
             self._changed.notify_all()
         return snapshot
 
-    def _ask_edge(self) -> tuple[Mapping[str, Any] | None, str]:
+    def _ask_edge(self) -> tuple[EdgeView, Mapping[str, Any] | None]:
         try:
             state = self._edge()
             if not isinstance(state, Mapping):
                 raise ValueError("the answer to GET /state is not a JSON object")
+        except EdgeAbsent as error:
+            self._complain("edge", error.message)
+            return EdgeView("absent"), None
         except Exception as error:
             problem = error.message if isinstance(error, SignalboxError) else str(error)
-            self._complain("edge", f"The edge does not answer: {problem}")
-            return None, problem
+            self._complain("edge", f"The edge does not answer as it should: {problem}")
+            return EdgeView("silent", problem=problem[:MAX_TEXT]), None
         self._settle("edge")
-        return state, ""
+        return edge_view(state), state
 
     def _run(self) -> None:
         while True:
@@ -127,4 +135,4 @@ class FleetView:
 
     def _settle(self, source: str) -> None:
         if self._complaints.pop(source, None):
-            log.info("The %s source answers again.", source)
+            log.info("Answers again: %s.", source)

@@ -49,7 +49,8 @@ def refuse_strangers(request: Request, hosts: frozenset[str]) -> Response | None
         answer = text_answer(405, "This page only shows things: use GET. Changes are made with the signalbox command.")
         answer.headers["Allow"] = ", ".join(METHODS)
         return answer
-    if request.path.startswith("/api/") and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    if request.path.startswith("/api/") and site not in ("none", "same-origin"):
         return text_answer(403, "Another site's page asked for this. Open the address yourself.")
     return None
 
@@ -62,5 +63,5 @@ def with_safe_headers(response: Response) -> Response:
     headers["Referrer-Policy"] = "no-referrer"
     headers["Cross-Origin-Resource-Policy"] = "same-origin"
     headers["Cross-Origin-Opener-Policy"] = "same-origin"
-    headers["Cache-Control"] = "no-cache" if response.mimetype.startswith(("text/css", "text/javascript")) else "no-store"
+    headers["Cache-Control"] = "no-cache" if response.mimetype in ("text/css", "text/javascript") else "no-store"
     return response

@@ -1,4 +1,4 @@
-"""What the page knows at one moment: immutable, built from the fleet, the edge's /state, the engines and this machine."""
+"""What the page knows at one moment: immutable, from the fleet, the edge's /state, the engines and this machine."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ class EngineStatusLike(Protocol):
 
 @dataclass(frozen=True)
 class FleetBackend:
-    """One backend as fleet.yaml names it."""
+    """One backend as fleet.yaml names it. ``ours``: its process is started here."""
 
     id: str
     model: str
     address: str
     scheme: str = "http"
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class BackendView:
     in_flight: int | None
     requests: int | None
     reported: tuple[str, ...]
+    ours: bool
     engine: EngineView | None
 
 
@@ -117,9 +119,9 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class EdgeView:
-    """Whether the edge answers; ``problem`` says in the client's words why it does not."""
+    """``running``: it answers. ``absent``: no process. ``silent``: a process without a good answer, see ``problem``."""
 
-    running: bool
+    state: Literal["running", "absent", "silent"]
     generation: str = ""
     fleet_version: int | None = None
     workers: tuple[WorkerView, ...] = ()
@@ -151,8 +153,8 @@ def merge(
     version: int,
     taken: float,
     fleet: FleetFacts,
+    edge: EdgeView,
     edge_state: Mapping[str, Any] | None,
-    edge_problem: str,
     engines: Iterable[EngineStatusLike],
     host: HostFacts,
 ) -> Snapshot:
@@ -163,16 +165,23 @@ def merge(
     processes = {status.id: _engine(status) for status in engines}
     told = {_text(row.get("id")): row for row in _rows(edge_state, "backends")}
     backends = [
-        _backend(b.id, b.model, b.address, b.scheme, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told))
-        for b in fleet.backends
+        _backend(b, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told)) for b in fleet.backends
     ]
     known = {backend.id for backend in fleet.backends}
-    backends += [
-        _backend(id_, _text(row.get("model")), _text(row.get("address")), _text(row.get("scheme")) or "http", row,
-                 processes.get(id_), "not_in_fleet")
-        for id_, row in told.items() if id_ and id_ not in known
-    ]  # fmt: skip
-    return Snapshot(version, taken, _edge(edge_state, edge_problem), host, _models(fleet, backends), tuple(backends))
+    for id_, row in told.items():
+        if id_ and id_ not in known:
+            older = FleetBackend(id_, _text(row.get("model")), _text(row.get("address")), _text(row.get("scheme")))
+            backends.append(_backend(older, row, processes.get(id_), "not_in_fleet"))
+    return Snapshot(version, taken, edge, host, _models(fleet, backends), tuple(backends))
+
+
+def edge_view(state: Mapping[str, Any]) -> EdgeView:
+    """The edge's own facts from its /state."""
+    workers = tuple(
+        WorkerView(_count(row.get("pid")) or 0, _text(row.get("generation")), bool(row.get("exiting")))
+        for row in _rows(state, "workers")
+    )
+    return EdgeView("running", _text(state.get("generation")), _count(state.get("fleet_version")), workers)
 
 
 def _note(edge_state: Mapping[str, Any] | None, told: bool) -> Note:
@@ -182,23 +191,17 @@ def _note(edge_state: Mapping[str, Any] | None, told: bool) -> Note:
 
 
 def _backend(
-    id_: str,
-    model: str,
-    address: str,
-    scheme: str,
-    row: Mapping[str, Any] | None,
-    engine: EngineView | None,
-    note: Note,
+    backend: FleetBackend, row: Mapping[str, Any] | None, engine: EngineView | None, note: Note
 ) -> BackendView:
     row = row or {}
     reported = row.get("reported")
     names = [_text(name) for name in reported[:MAX_REPORTED]] if isinstance(reported, list) else []
     state = row.get("state")
     return BackendView(
-        id=id_,
-        model=model,
-        address=address,
-        scheme=scheme,
+        id=backend.id,
+        model=backend.model,
+        address=backend.address,
+        scheme=backend.scheme,
         state=state if state in ("starting", "ready", "down") else "unknown",
         note=note,
         reason=_text(row.get("reason")),
@@ -206,6 +209,7 @@ def _backend(
         in_flight=_count(row.get("in_flight")),
         requests=_count(row.get("requests")),
         reported=tuple(names),
+        ours=backend.ours or engine is not None,
         engine=engine,
     )
 
@@ -218,16 +222,6 @@ def _models(fleet: FleetFacts, backends: Sequence[BackendView]) -> tuple[ModelVi
             ModelView(model.name, model.aliases, model.loras, model.policy, states.count("ready"), len(states))
         )
     return tuple(views)
-
-
-def _edge(state: Mapping[str, Any] | None, problem: str) -> EdgeView:
-    if state is None:
-        return EdgeView(running=False, problem=_text(problem))
-    workers = tuple(
-        WorkerView(_count(row.get("pid")) or 0, _text(row.get("generation")), bool(row.get("exiting")))
-        for row in _rows(state, "workers")
-    )
-    return EdgeView(True, _text(state.get("generation")), _count(state.get("fleet_version")), workers)
 
 
 def _engine(status: EngineStatusLike) -> EngineView:
