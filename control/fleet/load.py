@@ -41,9 +41,8 @@ def load(path: Path) -> LoadedFleet:
     absolute = path.absolute()
     source = parse(read(path), path)
     fleet, findings = _validate(source, absolute.parent)
-    said = {problem.key for problem in source.problems}
-    found = [_problem(finding, source, path) for finding in findings]
-    problems = source.problems + [problem for problem in found if problem.key not in said]
+    found = [_problem(finding, source, path) for finding in findings if finding.path not in source.unread]
+    problems = source.problems + found
     if problems or fleet is None:
         raise FleetError(sorted(problems, key=lambda problem: problem.line))
     return LoadedFleet(fleet, absolute, absolute.parent, MappingProxyType(source.lines))

@@ -44,7 +44,7 @@ def shown(value: object) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was probably meant to be."""
     by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower()[:300], by_lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower()[:300], by_lower, n=1, cutoff=0.65)
     return by_lower[found[0]] if found else None
 
 

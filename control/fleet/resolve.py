@@ -77,9 +77,11 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
             key_file=key_file, key_env=backend.key_env, ca=loaded.file(backend.ca) if backend.ca else None,
         )  # fmt: skip
     assert backend.host is not None and backend.port is not None  # the schema's own check
+    # vLLM is started with every alias; a command knows only the name that it is given.
+    aliases = model.aliases if model.engine is not None and model.engine.runtime is not None else []
     source = loaded.file(model.source) if isinstance(model.source, str) else model.source
     return ResolvedBackend(
         id=identity, model=name, scheme="http", host=loaded.fleet.hosts[backend.host].address, port=backend.port,
-        ours=True, name=name, served=(name, *model.aliases, *model.loras),
+        ours=True, name=name, served=(name, *aliases, *model.loras),
         key_file=key_file, key_env=backend.key_env, engine=model.engine, source=source,
     )  # fmt: skip

@@ -43,11 +43,15 @@ _PLAIN_WORDS = (
 
 @dataclass
 class Source:
-    """What the file says. ``lines`` maps a key path to its line (from 1); ``()`` is the file itself."""
+    """What the file says. ``lines`` maps a key path to its line (from 1); ``()`` is the file itself.
+
+    ``unread``: places whose value could not be read; ``problems`` tells why, and ``data`` has None there.
+    """
 
     data: dict[str, object]
     lines: dict[KeyPath, int]
     problems: list[Problem] = field(default_factory=list)
+    unread: set[KeyPath] = field(default_factory=set)
 
 
 def dotted(path: KeyPath) -> str:
@@ -103,7 +107,7 @@ def parse(text: str, path: Path) -> Source:
         raise _failure(path, reason, "It begins with keys such as 'models:'.", root.start_mark.line + 1)
     builder = _Builder(path)
     data = builder.mapping(root, ())
-    return Source(data, builder.lines, builder.problems)
+    return Source(data, builder.lines, builder.problems, builder.unread)
 
 
 def _failure(path: Path, message: str, suggestion: str = "", line: int = 1, column: int = 0) -> FleetError:
@@ -192,6 +196,7 @@ class _Builder:
         self.count = 0
         self.open: set[int] = set()
         self.merging = 0
+        self.unread: set[KeyPath] = set()
 
     def note(self, path: KeyPath, line: int) -> None:
         if self.merging:
@@ -200,6 +205,7 @@ class _Builder:
             self.lines[path] = line
 
     def problem(self, node: Node, path: KeyPath, message: str, suggestion: str = "") -> None:
+        self.unread.add(path)
         self.problems.append(Problem(self.path, node.start_mark.line + 1, dotted(path), message, suggestion))
 
     def value(self, node: Node, path: KeyPath) -> object:
