@@ -19,36 +19,28 @@ class Settings:
     fleet: Path
 
 
-class Failure(click.ClickException):
-    """An expected failure: its message and hint on stderr, no traceback."""
-
-    def __init__(self, message: str, hint: str = "", exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.hint = hint
-        self.exit_code = exit_code
-
-    def show(self, file: Any = None) -> None:
-        """Print the message and, on its own line, what to do next."""
-        click.echo(click.style("Error: ", fg="red", bold=True) + self.message, err=True)
-        if self.hint:
-            click.echo(self.hint, err=True)
+def fail(message: str, hint: str = "") -> None:
+    """Print an expected failure on stderr and, on its own line, what to do next."""
+    click.echo(click.style("Error: ", fg="red", bold=True) + message, err=True)
+    if hint:
+        click.echo(hint, err=True)
 
 
 class Commands(click.Group):
     """The group that turns expected exceptions of any command into one clear message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; SignalboxError and file-system errors end as ``Failure``."""
+        """Run the command; SignalboxError and file-system errors end with a message, never with a traceback."""
         try:
             return super().invoke(ctx)
         except SignalboxError as error:
-            raise Failure(error.message, error.hint, error.exit_code) from error
-        except BrokenPipeError:
-            raise  # click ends quietly when the reader of our output has gone
+            fail(error.message, error.hint)
+            ctx.exit(error.exit_code)
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None:  # not about a file: a broken pipe is click's to end quietly, the rest are bugs
                 raise
-            raise Failure(f"{error.filename}: {error.strerror}", "Check the path and its permissions.") from error
+            fail(f"{error.filename}: {error.strerror}", "Check the path and its permissions.")
+            ctx.exit(1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -65,6 +57,111 @@ class Commands(click.Group):
 def main(ctx: click.Context, fleet: Path) -> None:
     """Signalbox: the GPU-free front end for fleets of vLLM servers."""
     ctx.obj = Settings(fleet=fleet)
+
+
+# The edge. Imports stand inside the commands: `signalbox --help` needs none of them.
+
+
+@main.command()
+@click.pass_obj
+def check(settings: Settings) -> None:
+    """Check fleet.yaml and start the rendered edge for a moment on scratch ports; touch nothing that runs."""
+    from control.edge.site import open_site
+    from control.edge.smoke import smoke
+    from control.fleet.load import load
+
+    loaded = load(settings.fleet)
+    found = smoke(open_site(loaded))
+    models = loaded.fleet.models
+    backends = sum(len(model.backends) for model in models.values())
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(
+        f"{settings.fleet} is right: {len(models)} models, {backends} backends; "
+        f"the edge started on scratch ports in {found.milliseconds} ms."
+    )
+
+
+@main.command()
+@click.pass_obj
+def render(settings: Settings) -> None:
+    """Write nginx.conf and fleet.json beside those that run, and show what would change."""
+    from control.edge.apply import render_next
+    from control.edge.site import open_site
+    from control.fleet.load import load
+
+    _print(render_next(open_site(load(settings.fleet))).lines())
+
+
+@main.command()
+@click.pass_obj
+def start(settings: Settings) -> None:
+    """Start the edge and wait until it answers."""
+    from control.edge.apply import start as start_edge
+    from control.edge.site import open_site
+    from control.fleet.load import load
+
+    loaded = load(settings.fleet)
+    _print(start_edge(open_site(loaded)).lines())
+    scheme = "https" if loaded.fleet.edge.tls else "http"
+    click.echo(f"Clients: {scheme}://{loaded.fleet.edge.listen}/v1")
+
+
+@main.command()
+@click.option("--now", is_flag=True, help="Cut running answers instead of letting them finish.")
+@click.option(
+    "--wait", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds for answers to finish."
+)
+@click.pass_obj
+def stop(settings: Settings, now: bool, wait: float) -> None:
+    """Stop the edge; new connections are refused at once, running answers may finish."""
+    from control.edge.apply import stop as stop_edge
+    from control.edge.site import state_paths
+    from control.fleet.load import load
+
+    click.echo(f"The edge {stop_edge(state_paths(load(settings.fleet)), quit=not now, drain=wait)}.")
+
+
+@main.command()
+@click.pass_obj
+def reload(settings: Settings) -> None:
+    """Render fleet.yaml and make the running edge take it; put the last good files back when it does not."""
+    from control.edge.apply import reload as reload_edge
+    from control.edge.site import open_site
+    from control.fleet.load import load
+
+    _print(reload_edge(open_site(load(settings.fleet))).lines())
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
+def status(ctx: click.Context, as_json: bool) -> None:
+    """Show the edge and its backends. Exit code 1 when the edge does not run."""
+    from control.edge import report
+    from control.edge.site import state_paths
+    from control.fleet.load import load
+
+    found = report.collect(state_paths(load(ctx.obj.fleet)))
+    if as_json:
+        click.echo(report.as_json(found))
+    else:
+        report.show(found)
+    if found.state is None:
+        ctx.exit(1)
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of fleet.yaml (for completion in an editor)."""
+    from control.fleet.published import text
+
+    click.echo(text(), nl=False)
+
+
+def _print(lines: list[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
 if __name__ == "__main__":

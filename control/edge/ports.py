@@ -31,7 +31,7 @@ def require_free(addresses: Iterable[str]) -> None:
         try:
             family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         except socket.gaierror as error:
-            raise EdgeError(f"{address} cannot be listened on: {error.strerror}", "Correct it in fleet.yaml.") from error
+            raise _problem(address, port, error) from error
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nginx does: TIME_WAIT is no obstacle
             try:
@@ -62,7 +62,7 @@ def holder(port: int) -> str:
     except psutil.Error:
         connections = []
     for connection in connections:
-        if connection.status != psutil.CONN_LISTEN or connection.laddr.port != port or connection.pid is None:
+        if connection.status != psutil.CONN_LISTEN or connection.pid is None or tuple(connection.laddr)[1:2] != (port,):
             continue
         try:
             process = psutil.Process(connection.pid)

@@ -104,7 +104,7 @@ def build_context(
         "worker_rlimit_nofile": _open_files(edge, surroundings.open_files),
         "listen": [{"address": scratch.listen if scratch else edge.listen}],
         "admin": scratch.admin if scratch else edge.admin,
-        "tls": {"certificate": _absolute(loaded, tls.certificate), "key": _absolute(loaded, tls.key)} if tls else None,
+        "tls": {"certificate": str(loaded.file(tls.certificate)), "key": str(loaded.file(tls.key))} if tls else None,
         "max_body": int(edge.max_body),
         "timeouts": {
             name: int(getattr(edge.timeouts, name)) for name in ("header", "body", "send", "keepalive", "drain")
@@ -174,10 +174,6 @@ def _network(text: str) -> str:
         ) from error
 
 
-def _absolute(loaded: LoadedFleet, path: str) -> str:
-    return str((loaded.folder / path).absolute())
-
-
 def _lua_path(folder: Path) -> str:
     text = str(folder.absolute())
     if ";" in text or "?" in text:
@@ -196,12 +192,11 @@ def _look_up(backends: Sequence[ResolvedBackend]) -> dict[str, list[str]]:
 
 
 def _worker_files(paths: StatePaths, backends: Sequence[ResolvedBackend], sources: Sources) -> list[Path]:
-    keys = {Path(backend.key_file) for backend in backends if backend.key_file}
+    keys = {backend.key_file for backend in backends if backend.key_file}
     return [paths.edge.absolute(), sources.lua.absolute(), *sorted(keys)]
 
 
 def _read_files(loaded: LoadedFleet, backends: Sequence[ResolvedBackend]) -> tuple[Path, ...]:
     tls = loaded.fleet.edge.tls
-    files = [_absolute(loaded, tls.certificate), _absolute(loaded, tls.key)] if tls else []
-    files += sorted({str(backend.ca) for backend in backends if backend.ca})
-    return tuple(Path(name) for name in files)
+    files = [loaded.file(tls.certificate), loaded.file(tls.key)] if tls else []
+    return (*files, *sorted({backend.ca for backend in backends if backend.ca}))

@@ -78,8 +78,8 @@ def _backend(backend: ResolvedBackend, addresses: Mapping[str, Sequence[str]]) -
         "host": backend.host,
         "port": backend.port,
         "scheme": backend.scheme,
-        # Sorted: DNS answers in any order, and an order is not a change.
-        "addresses": sorted(addresses.get(backend.host, ())),
+        # Sorted, IPv4 first: DNS answers in any order, and an order is not a change.
+        "addresses": sorted(addresses.get(backend.host, ()), key=lambda address: (":" in address, address)),
     }
     if backend.scheme == "https":
         content["tls_location"] = "@" + tls_name(backend)

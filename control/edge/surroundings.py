@@ -93,7 +93,7 @@ def _allows(account: pwd.struct_passwd, path: Path, bit: int) -> bool:
 
 
 def nameservers(resolv_conf: Path) -> tuple[str, ...]:
-    """The servers of resolv.conf as nginx writes them; this machine itself when there are none, as resolv.conf(5) says."""
+    """The servers of resolv.conf as nginx writes them; without any this machine itself, as resolv.conf(5) says."""
     try:
         lines = resolv_conf.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,0 +1,286 @@
+"""Render beside what runs, promote, make the edge confirm, put the last good files back when it does not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from control.edge import changes, files
+from control.edge.admin import AdminClient, EdgeRefused, read_token
+from control.edge.changes import Changes
+from control.edge.files import Applied
+from control.edge.logs import ErrorLog
+from control.edge.ports import require_free
+from control.edge.process import CONF, NEXT_CONF, EdgeProcess, Ending
+from control.edge.render import Rendered
+from control.edge.site import Site, client, locked
+from control.edge.snapshot import encode
+from control.errors import EdgeError
+from control.paths import StatePaths
+
+#: Seconds for the workers of a new generation to answer. nginx itself tries for 2.5 s to get a port.
+CONFIRM_TIMEOUT = 15.0
+#: Seconds that a failure seen in error.log may be followed by an answer all the same.
+GRACE = 0.3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a render, start or reload did. ``version`` is that of fleet.json."""
+
+    action: Literal["rendered", "nothing", "pushed", "reloaded", "started"]
+    changes: Changes
+    generation: int
+    version: int
+    warnings: tuple[str, ...] = ()
+    pid: int | None = None
+
+    def lines(self) -> list[str]:
+        """What changed and what happened, for a person."""
+        happened = {
+            "rendered": "Rendered. `signalbox reload` applies it.",
+            "nothing": f"Nothing changed; the edge goes on with generation {self.generation}, fleet {self.version}.",
+            "pushed": f"The edge took fleet {self.version} without a reload.",
+            "reloaded": f"Reloaded: all workers are of generation {self.generation}, fleet {self.version}.",
+            "started": f"The edge runs (pid {self.pid}, generation {self.generation}, fleet {self.version}).",
+        }[self.action]
+        changed = [] if self.action == "started" else self.changes.lines()
+        return [*changed, *(f"warning: {line}" for line in self.warnings), happened]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One rendering, ready to be promoted: the text of both files, and what applying them changes."""
+
+    rendered: Rendered
+    fleet_json: str
+    version: int
+    changes: Changes
+    hashes: dict[str, str]
+
+
+def render_next(site: Site) -> Result:
+    """Render into edge/next/ and say how it differs from what runs. Changes nothing that runs."""
+    with locked(site.paths):
+        plan = _plan(site)
+    return Result("rendered", plan.changes, files.generation(site.paths), plan.version)
+
+
+def start(site: Site) -> Result:
+    """Render, test, start, and wait until the edge answers with its generation.
+
+    Raises EdgeError, with the end of error.log, when any of it fails; then nothing runs and conf/ is as it was.
+    """
+    with locked(site.paths):
+        pid = site.process.pid()
+        if pid is not None:
+            raise EdgeError(f"the edge is already running (pid {pid})", "`signalbox reload` applies changes.")
+        plan = _plan(site)
+        warnings = site.process.test(NEXT_CONF)
+        require_free((*plan.rendered.listen, plan.rendered.admin))
+        saved = files.backup(site.paths)
+        generation = files.generation(site.paths) + 1
+        _promote(site, plan, generation)
+        try:
+            pid = launch(site, plan.rendered.admin, generation)
+        except BaseException:
+            files.restore(site.paths, saved)
+            raise
+        _record(site, plan, generation)
+        return Result("started", plan.changes, generation, plan.version, tuple(warnings), pid)
+
+
+def launch(site: Site, admin: str, generation: int) -> int:
+    """Start nginx on conf/ and wait for ``generation``; on any failure, Ctrl-C included, nothing is left running."""
+    log = ErrorLog(site.paths.edge_logs / "error.log")
+    edge = AdminClient(admin, read_token(site.paths.admin_token))
+    try:
+        pid = site.process.start()
+        problem = _await(edge, generation, log)
+        if problem is not None:
+            raise EdgeError(f"the edge started but does not serve: {problem}", f"The whole log: {log.path}")
+        return pid
+    except BaseException:
+        site.process.stop(quit=False)
+        raise
+    finally:
+        edge.close()
+
+
+def stop(paths: StatePaths, quit: bool = True, drain: float = 30.0) -> Ending:
+    """Stop the edge of this state folder (see ``EdgeProcess.stop``) when no start or reload is at work."""
+    process = EdgeProcess(paths)
+    if process.pid() is None:
+        return "was not running"
+    with locked(paths):
+        return process.stop(quit, drain)
+
+
+def reload(site: Site) -> Result:
+    """Render and promote: PUT /fleet when only the fleet changed, else HUP and wait for the new generation.
+
+    Raises EdgeError (RenderError, FleetError) when any step fails; then the edge serves as before and conf/ holds the
+    last good files.
+    """
+    with locked(site.paths):
+        if site.process.pid() is None:
+            raise EdgeError("the edge is not running", "Start it with `signalbox start`.")
+        edge = client(site.paths)
+        try:
+            return _reload(site, edge)
+        finally:
+            edge.close()
+
+
+def _reload(site: Site, edge: AdminClient) -> Result:
+    plan = _plan(site)
+    state = edge.state()
+    current = files.generation(site.paths)
+    told = int(state.get("fleet_version", 0))
+    if told > plan.version or (told == plan.version and plan.changes.fleet):
+        plan = _with_version(site, plan, told + 1)  # somebody else told the edge meanwhile: ours must count as newer
+    behind = told != plan.version
+    if not plan.changes and not behind:
+        return Result("nothing", plan.changes, current, plan.version)
+    warnings = site.process.test(NEXT_CONF)
+    applied = Applied.read(site.paths)
+    saved = files.good(site.paths, applied)
+    files.keep_last(site.paths, saved)
+    if not plan.changes.static:
+        _push(site, edge, plan, saved, current)
+        return Result("pushed", plan.changes, current, plan.version, tuple(warnings))
+    new = {*plan.rendered.listen, plan.rendered.admin} - set([*applied.listen, applied.admin] if applied else ())
+    require_free(sorted(new))
+    generation = max(current, int(str(state.get("generation") or 0))) + 1
+    found = _hup(site, edge, plan, saved, generation)
+    return Result("reloaded", plan.changes, generation, plan.version, (*warnings, *found))
+
+
+def _push(site: Site, edge: AdminClient, plan: _Plan, saved: dict[str, str | None], generation: int) -> None:
+    _promote(site, plan, generation)
+    try:
+        edge.put_fleet(plan.fleet_json)
+    except EdgeError as error:
+        files.restore(site.paths, saved)
+        raise EdgeError(
+            f"{error.message}\nThe last good files are back; the edge serves as before.", error.hint
+        ) from error
+    _record(site, plan, generation)
+
+
+def _hup(site: Site, old: AdminClient, plan: _Plan, saved: dict[str, str | None], generation: int) -> list[str]:
+    """Promote and HUP; returns what the new workers complained about. Puts everything back when they do not come."""
+    log = ErrorLog(site.paths.edge_logs / "error.log")
+    new = client(site.paths, plan.rendered.admin)
+    try:
+        _promote(site, plan, generation)
+        site.process.reload_signal()
+        problem = _await(new, generation, log)
+    except BaseException:
+        _put_back(site, old, saved, generation)
+        raise
+    finally:
+        new.close()
+    if problem is None:
+        _record(site, plan, generation)
+        return log.severe()[:10]
+    note = _put_back(site, old, saved, generation)
+    raise EdgeError(f"the reload was refused: {problem}\n{note}", "Correct it, then reload again.")
+
+
+def _put_back(site: Site, old: AdminClient, saved: dict[str, str | None], failed: int) -> str:
+    """Restore conf/; when workers of the failed generation came up all the same, HUP once more to the good files."""
+    files.restore(site.paths, saved)
+    try:
+        state = old.state()
+        if not any(str(worker["generation"]) == str(failed) for worker in state["workers"]):
+            _retell(site, old, state)
+            return "The last good files are back; the edge serves as before."
+    except EdgeError:
+        pass  # the old address is gone, so the new configuration has come up at least in part
+    log = ErrorLog(site.paths.edge_logs / "error.log")
+    files.write(site.paths.conf / "generation", f"{failed + 1}\n")
+    site.process.reload_signal()
+    problem = _await(old, failed + 1, log)
+    if problem is not None:
+        return f"The last good files are back, but the edge did not confirm them: {problem}"
+    _retell(site, old, old.state())
+    return f"The last good files are back; the edge serves them as generation {failed + 1}."
+
+
+def _retell(site: Site, edge: AdminClient, state: dict[str, Any]) -> None:
+    """A reload that failed late may have left its fleet in the shared dictionary: tell the edge the good one again."""
+    good = files.read_snapshot(site.paths.conf / "fleet.json")
+    told = int(state.get("fleet_version", 0))
+    if good is None or told <= int(good["version"]):
+        return
+    text = encode({**good, "version": told + 1})
+    edge.put_fleet(text)
+    files.write(site.paths.conf / "fleet.json", text)
+
+
+def _await(edge: AdminClient, generation: int, log: ErrorLog, timeout: float = CONFIRM_TIMEOUT) -> str | None:
+    """Wait until ``generation`` answers and every worker that stays has it; None, or why it did not come."""
+    deadline = time.monotonic() + timeout
+    failed_at: float | None = None
+    last = "no answer"
+    while time.monotonic() < deadline:
+        try:
+            state = edge.state()
+            staying = [worker for worker in state["workers"] if not worker["exiting"]]
+            if str(state["generation"]) == str(generation) and all(
+                str(worker["generation"]) == str(generation) for worker in staying
+            ):
+                return None
+            last = f"workers still report generation {state['generation']}"
+        except EdgeRefused as error:
+            return error.message
+        except EdgeError as error:
+            last = error.message
+        if failed_at is None and log.fatal():
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > GRACE:
+            break
+        time.sleep(0.02)
+    said = "\n".join(log.severe()[:12])
+    return said or f"{last} after {timeout:.0f} s"
+
+
+def _plan(site: Site) -> _Plan:
+    """Render, write next/, compare with conf/ and with what nginx last loaded."""
+    site.process.prepare()
+    rendered = site.render()
+    hashes = files.hashes(rendered.nginx_conf, site.sources.lua, rendered.read_files)
+    applied = Applied.read(site.paths)
+    old = files.read_snapshot(site.paths.conf / "fleet.json")
+    old_conf = files.read(site.paths.conf / "nginx.conf") or ""
+    other = changes.changed_files(applied.hashes if applied else {}, hashes)
+    found = changes.compare(old_conf, rendered.nginx_conf, old, rendered.snapshot, other)
+    if found.diff:  # its lines say more than its name
+        found = replace(found, files=tuple(name for name in other if name != "nginx.conf"))
+    version = (int(old["version"]) if old else 0) + (1 if found.fleet else 0)
+    plan = _Plan(rendered, "", version, found, hashes)
+    files.write(site.paths.next / "nginx.conf", rendered.nginx_conf)
+    return _with_version(site, plan, version)
+
+
+def _with_version(site: Site, plan: _Plan, version: int) -> _Plan:
+    """The plan with ``version`` in its fleet.json, which is written to next/."""
+    text = encode({**plan.rendered.snapshot, "version": version})
+    files.write(site.paths.next / "fleet.json", text)
+    return replace(plan, version=version, fleet_json=text)
+
+
+def _promote(site: Site, plan: _Plan, generation: int) -> None:
+    """Move the plan's files to conf/, each atomically; nginx reads them only when it is told to."""
+    conf = site.paths.edge / CONF
+    files.write(conf, plan.rendered.nginx_conf)
+    files.write(site.paths.conf / "fleet.json", plan.fleet_json)
+    files.write(site.paths.conf / "generation", f"{generation}\n")
+
+
+def _record(site: Site, plan: _Plan, generation: int) -> None:
+    Applied(
+        admin=plan.rendered.admin, listen=list(plan.rendered.listen), generation=generation, hashes=plan.hashes
+    ).write(site.paths)

@@ -1,0 +1,109 @@
+"""What `signalbox status` says of the edge."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from control.edge.process import EdgeProcess
+from control.edge.site import client
+from control.errors import EdgeError
+from control.paths import StatePaths
+
+_COLOURS = {"ready": "green", "starting": "yellow", "down": "red"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The edge's process and, when it answers, its /state. ``problem`` says why there is no state."""
+
+    pid: int | None
+    started_at: float | None
+    state: dict[str, Any] | None
+    problem: str = ""
+
+
+def collect(paths: StatePaths) -> Report:
+    """Look at the edge of this state folder; an edge that does not run or answer is a finding, not an error."""
+    process = EdgeProcess(paths)
+    pid = process.pid()
+    if pid is None:
+        return Report(None, None, None, "The edge is not running. Start it with `signalbox start`.")
+    try:
+        edge = client(paths)
+    except EdgeError as error:
+        return Report(pid, process.started_at(), None, str(error))
+    try:
+        return Report(pid, process.started_at(), edge.state())
+    except EdgeError as error:
+        return Report(pid, process.started_at(), None, str(error))
+    finally:
+        edge.close()
+
+
+def as_json(report: Report) -> str:
+    """The report for programs."""
+    content: dict[str, Any] = {"running": report.pid is not None, "pid": report.pid, "started_at": report.started_at}
+    content |= {"problem": report.problem} if report.problem else {}
+    return json.dumps(content | {"state": report.state}, indent=1)
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Print the report as a table."""
+    console = console or Console()
+    if report.pid is not None:
+        since = f", up {_span(time.time() - report.started_at)}" if report.started_at else ""
+        console.print(f"edge: pid {report.pid}{since}", highlight=False)
+    if report.state is None:
+        console.print(report.problem, markup=False, highlight=False, soft_wrap=True)
+        return
+    state = report.state
+    workers = [worker for worker in state["workers"] if not worker["exiting"]]
+    draining = len(state["workers"]) - len(workers)
+    drain = f" ({draining} old ones finish their streams)" if draining else ""
+    console.print(
+        f"generation {state['generation']}, fleet {state['fleet_version']}, {len(workers)} workers{drain}",
+        highlight=False,
+    )
+    console.print(_table(state["backends"]))
+
+
+def _table(backends: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("backend", "model", "address", "state", "since", "in flight", "requests"):
+        table.add_column(heading, justify="right" if heading in ("in flight", "requests") else "left")
+    for backend in backends:
+        colour = _COLOURS.get(str(backend["state"]), "white")
+        reason = f" ({_plain(backend['reason'])})" if backend.get("reason") and backend["state"] != "ready" else ""
+        since = _span(time.time() - float(backend["since"])) if backend.get("since") else ""
+        table.add_row(
+            _plain(backend["id"]),
+            _plain(backend["model"]),
+            f"{backend['scheme']}://{_plain(backend['address'])}",
+            f"[{colour}]{_plain(backend['state'])}[/{colour}]{reason}",
+            since,
+            str(backend["in_flight"]),
+            str(backend["requests"]),
+        )
+    return table
+
+
+def _plain(value: object) -> str:
+    """Text of others, without rich's markup taking effect."""
+    return str(value).replace("[", "\\[")
+
+
+def _span(seconds: float) -> str:
+    """A duration in its two largest units: ``3d 4h``, ``5m 2s``."""
+    left = max(0, int(seconds))
+    parts: list[str] = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
