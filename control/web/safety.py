@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from flask import Request, Response
 
 CONTENT_SECURITY_POLICY = (
@@ -11,16 +9,6 @@ CONTENT_SECURITY_POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 METHODS = ("GET", "HEAD")
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost and loopback addresses, which only this machine reaches. Brackets of IPv6 are allowed."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def allowed_hosts(host: str, port: int) -> frozenset[str]:

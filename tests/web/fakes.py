@@ -1,0 +1,80 @@
+"""Sources of a FleetView that a test can turn: no edge and no engine is needed to look at the page itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flask import Flask
+
+from control.host import HostFacts
+from control.web.app import WebSettings, create_app
+from control.web.poller import FleetView
+from control.web.view import FleetBackend, FleetFacts, FleetModel
+
+HOST = HostFacts("testbox", 4, 12.0, 0.5, 8 * 1024**3, 3 * 1024**3)
+FLEET = FleetFacts(
+    (FleetModel("m", ("chat", "org/alias"), ("sql-lora",), "least_loaded"), FleetModel("e", policy="round_robin")),
+    (
+        FleetBackend("m-1", "m", "127.0.0.1:8101", ours=True),
+        FleetBackend("m-2", "m", "127.0.0.1:8102", ours=True),
+        FleetBackend("rented", "e", "gpu.example.com:443", "https"),
+    ),
+)
+
+
+@dataclass
+class Status:
+    """What the supervisor tells of one engine."""
+
+    id: str
+    state: str = "running"
+    phase: str = "serving"
+    detail: str = ""
+    since: float = 1_700_000_000.0
+    pid: int | None = 4242
+    restarts: int = 0
+
+
+def backend(id_: str, state: str = "ready", **more: Any) -> dict[str, Any]:
+    """A backend in the edge's /state."""
+    row = {"id": id_, "model": "m", "address": "127.0.0.1:8101", "scheme": "http", "state": state, "reason": "",
+           "since": 1_700_000_000, "in_flight": 0, "requests": 5, "reported": ["m"]}  # fmt: skip
+    return row | more
+
+
+def edge_state(*backends: Mapping[str, Any]) -> dict[str, Any]:
+    """The edge's /state."""
+    workers = [{"pid": 71, "generation": "3", "exiting": False}, {"pid": 60, "generation": "2", "exiting": True}]
+    return {"generation": "3", "fleet_version": 7, "workers": workers, "models": [], "backends": list(backends)}
+
+
+@dataclass
+class Sources:
+    """``state`` is the edge's answer, or the exception that asking it raises."""
+
+    state: Any = field(default_factory=lambda: edge_state(backend("m-1"), backend("m-2", "starting")))
+    engines: Any = field(default_factory=lambda: [Status("m-1"), Status("m-2", "starting", "loading weights")])
+    fleet: FleetFacts = FLEET
+
+    def ask_edge(self) -> Any:
+        if isinstance(self.state, Exception):
+            raise self.state
+        return self.state
+
+    def ask_engines(self) -> Any:
+        if isinstance(self.engines, Exception):
+            raise self.engines
+        return self.engines
+
+    def view(self, interval: float = 0.02) -> FleetView:
+        """A view that has polled once; its thread does not run yet."""
+        view = FleetView(self.fleet, self.ask_edge, self.ask_engines, lambda: HOST, interval)
+        view.poll()
+        return view
+
+    def app(self, **settings: Any) -> tuple[FleetView, Flask]:
+        """The view and the app over it."""
+        view = self.view()
+        return view, create_app(view, WebSettings(**settings))
