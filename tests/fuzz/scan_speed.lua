@@ -30,7 +30,8 @@ local rows = {
     { "100 KB chat", chat(100 * 1024), 0.03 },
     { "1 MB chat", chat(MB), 0.5 },
     { "10 MB chat", chat(10 * MB), 5 },
-    { "1 MB of quoted chat", value('{"content": "He said \\\\\\"yes\\\\\\" to it."}, ', MB / 40), 5 },
+    { "1 MB of quoted chat",
+      value('{"content": "He said \\\\\\"yes\\\\\\" to it."}, ', MB / 40), 5 },
     { "10 MB image", '{"a": "' .. rep("QUJD", 10 * MB / 4) .. '", "model": "m"}', 1 },
     { "1 MB token ids", value("12345, ", MB / 7), 5 },
     { "1 MB brackets", '{"a": ' .. rep("[", MB), 30 },
@@ -62,6 +63,7 @@ for _, row in ipairs(rows) do
         best = math.min(best, (os.clock() - begin) * 1000 / inner)
     end
     failed = failed or best > limit
-    print(string.format("%-22s %10.4f %10.2f%s", name, best, limit, best > limit and "  SLOW" or ""))
+    print(string.format("%-22s %10.4f %10.2f%s", name, best, limit,
+                        best > limit and "  SLOW" or ""))
 end
 os.exit(failed and 1 or 0)

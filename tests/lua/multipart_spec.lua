@@ -123,7 +123,8 @@ describe("multipart.find", function()
             assert.equal("m", model(with_headers(headers)))
         end
         for _, filename in ipairs { 'filename="a;\\"b.wav"', 'filename="C:\\x.wav"',
-                                    "filename=a.wav", "filename=\"a\"; filename*=UTF-8''a%20b", 'filename=""' } do
+                                    "filename=a.wav", 'filename=""',
+                                    "filename=\"a\"; filename*=UTF-8''a%20b" } do
             local body = with_headers(DISPOSITION .. 'name="file"; ' .. filename)
             assert.is_nil(model(body))
             assert.equal("m", model(part("model", "m") .. body))
