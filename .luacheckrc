@@ -1,4 +1,4 @@
 std = "ngx_lua"
-max_line_length = 100
+max_line_length = 110
 unused_args = false
 files["tests/lua"] = { std = "+busted" }

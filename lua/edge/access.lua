@@ -1,0 +1,142 @@
+-- The way in: path, body, model, backend, slot. One way, no way back.
+
+local fleet = require "edge.fleet"
+local live = require "edge.live"
+local models = require "edge.models"
+local openai = require "edge.openai"
+local pick = require "edge.pick"
+local request = require "edge.request"
+local routes = require "edge.routes"
+local slots = require "edge.slots"
+
+local ngx = ngx
+local exec = ngx.exec
+local get_method = ngx.req.get_method
+local set_uri = ngx.req.set_uri
+
+local responses = ngx.shared.edge_responses
+
+
+local _M = {}
+
+
+-- A browser's question before a call from another origin.
+local function preflight()
+    ngx.header["Access-Control-Allow-Methods"] = "GET, POST, OPTIONS"
+    ngx.header["Access-Control-Allow-Headers"] =
+        ngx.var.http_access_control_request_headers or "Authorization, Content-Type"
+    ngx.header["Access-Control-Max-Age"] = 600
+    ngx.status = 204
+    return ngx.exit(204)
+end
+
+
+-- The backend that made a stored response; with only one engine in the fleet that one.
+local function response_backend(state, current, id)
+    local backend = current.backends[responses:get(id) or ""]
+    if backend then
+        state.model = current.models[backend.model]
+        return backend
+    end
+    local only = #current.list == 1 and current.list[1]
+    if only and #only.backends == 1 then
+        state.model = only
+        return only.backends[1]
+    end
+end
+
+
+-- Sets what the engine's own side needs, takes the slot, and hands over to proxy_pass.
+local function send(state, backend)
+    state.backend = backend
+    slots.take(backend)
+    state.slot = backend
+
+    local var = ngx.var
+    if backend.authorization then
+        var.edge_authorization = backend.authorization
+    end
+    if backend.host_header then
+        var.edge_host = backend.host_header
+    end
+    -- proxy_pass sends the address as the client wrote it: make it the one that was allowed.
+    if var.request_uri ~= var.uri then
+        set_uri(var.uri)
+    end
+    if backend.tls_location then
+        return exec(backend.tls_location)
+    end
+end
+
+
+local function refuse_unready(state)
+    return openai.refuse(state, 503, "no_backend_ready", "No engine of model '" .. state.model.id
+        .. "' is ready. It may still be starting; try again shortly.", { retry_after = 5 })
+end
+
+
+local function to_response(state, current, id)
+    local backend = response_backend(state, current, id)
+    if not backend then
+        return openai.refuse(state, 404, "response_not_found", "No response '" .. id
+            .. "' is known here. Responses are kept by the engine that made them, for an hour at most.")
+    end
+    if not backend.address then
+        return refuse_unready(state)
+    end
+    if get_method() == "POST" then
+        ngx.req.read_body()
+    end
+    state.spare = 0
+    return send(state, backend)
+end
+
+
+local function to_model(state, current)
+    local ok, status, code, message, more = request.read(state, current)
+    if not ok then
+        return openai.refuse(state, status, code, message, more)
+    end
+    local backend, spare = pick.first(state.model)
+    if not backend then
+        request.forget(state)
+        return refuse_unready(state)
+    end
+    state.spare = spare
+    request.rename(state, backend)
+    request.forget(state)
+    return send(state, backend)
+end
+
+
+function _M.run()
+    local state = live.begin()
+    local method = get_method()
+    local var = ngx.var
+    local route, id = routes.find(var.uri)
+    if not route then
+        return openai.refuse(state, 404, "path_not_found", "This path is not served. GET /v1/models lists"
+            .. " the models; requests go to paths such as /v1/chat/completions.")
+    end
+    state.route = route
+    if not route.methods[method] then
+        if method == "OPTIONS" and (var.edge_cors_origin or "") ~= "" then
+            return preflight()
+        end
+        return openai.refuse(state, 405, "method_not_allowed", "Use " .. route.allow .. " on this path.",
+            { allow = route.allow })
+    end
+
+    local current = fleet.current()
+    local kind = route.kind
+    if kind == "json" or kind == "multipart" then
+        return to_model(state, current)
+
+    elseif kind == "response" then
+        return to_response(state, current, id)
+    end
+    return models.answer(state, current, id)
+end
+
+
+return _M

@@ -1,0 +1,48 @@
+-- The phases of nginx, one line each. `init` requires every module, so that a broken one stops a
+-- start or a reload: `nginx -t` never runs Lua.
+
+local access = require "edge.access"
+local admin = require "edge.admin"
+local balancer = require "edge.balancer"
+local finish = require "edge.finish"
+local fleet = require "edge.fleet"
+local janitor = require "edge.janitor"
+local metrics = require "edge.metrics"
+local openai = require "edge.openai"
+local probe = require "edge.probe"
+local stream = require "edge.stream"
+local workers = require "edge.workers"
+
+
+local _M = {
+    access = access.run,
+    admin = admin.run,
+    balancer = balancer.run,
+    body_filter = stream.run,
+    error = openai.nginx_error,
+    log = finish.run,
+}
+
+
+function _M.init()
+    workers.init()
+    fleet.init()
+    admin.init()
+end
+
+
+function _M.init_worker()
+    workers.init_worker()
+    metrics.init_worker()
+    janitor.init_worker()
+    probe.init_worker()
+end
+
+
+function _M.exit_worker()
+    metrics.flush()
+    workers.exit_worker()
+end
+
+
+return _M

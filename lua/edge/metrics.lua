@@ -1,0 +1,269 @@
+-- Counts what requests did. Each worker counts in its own tables and adds them to the shared
+-- dictionary once a second; a draining worker, whose timers have stopped, at once and when it ends.
+-- One dictionary key per series, and a numbered index of the keys, because get_keys would hold the
+-- dictionary's lock for all.
+
+local promtext = require "edge.promtext"
+
+local exiting = ngx.worker.exiting
+local every = ngx.timer.every
+local floor = math.floor
+local log = ngx.log
+local ERR = ngx.ERR
+local pairs = pairs
+local tonumber = tonumber
+local match = string.match
+
+local dict = ngx.shared.edge_metrics
+
+local SIZE = "size"
+local INDEX = "index/"
+-- Upper bounds in seconds.
+local WAITS = { 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60 }
+local GAPS = { 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2 }
+local TOTALS = { 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300, 600 }
+
+local FAMILIES = {
+    requests = {
+        name = "signalbox_requests_total", kind = "counter",
+        help = "Requests by model, backend, status code and how they ended.",
+    },
+    tokens = {
+        name = "signalbox_tokens_total", kind = "counter",
+        help = "Tokens as the engines reported them.",
+    },
+    retries = {
+        name = "signalbox_connect_retries_total", kind = "counter",
+        help = "Requests offered to another engine after a failed connect.",
+    },
+    ttft = {
+        name = "signalbox_ttft_seconds", kind = "histogram", bounds = WAITS,
+        help = "Time from the request's arrival to the first event that is not a comment.",
+    },
+    itl = {
+        name = "signalbox_itl_seconds", kind = "histogram", bounds = GAPS,
+        help = "Time between two reads of a stream (a read may carry several tokens).",
+    },
+    duration = {
+        name = "signalbox_request_duration_seconds", kind = "histogram", bounds = TOTALS,
+        help = "Time from the request's arrival to its last byte.",
+    },
+}
+local ORDER = { "requests", "tokens", "retries", "ttft", "itl", "duration" }
+
+
+local _M = {}
+
+-- Increments of this worker that are not in the dictionary yet: series key -> number.
+local counts_cache = {}
+-- Gap histograms by model: arrays, because they are counted per chunk.
+local gaps_cache = {}
+
+
+-- Bucket of a gap in whole milliseconds, so that counting a chunk is one look-up.
+local GAP_BUCKET = {}
+do
+    local bucket = 1
+    for ms = 0, 2000 do
+        while GAPS[bucket] and ms / 1000 > GAPS[bucket] do
+            bucket = bucket + 1
+        end
+        GAP_BUCKET[ms] = bucket
+    end
+end
+
+
+-- Adds to the counter `family` with labels as promtext.labels makes them. Keys are few: callers
+-- keep them.
+function _M.add(family, labels, value)
+    local key = family .. labels
+    counts_cache[key] = (counts_cache[key] or 0) + value
+end
+
+
+local function bucket_of(bounds, seconds)
+    for i = 1, #bounds do
+        if seconds <= bounds[i] then
+            return i
+        end
+    end
+    return #bounds + 1
+end
+
+
+-- Series keys of one model's histogram, made once.
+local function histogram_keys(model, family)
+    local keys = { sum = family .. "/sum/" .. model }
+    for i = 1, #FAMILIES[family].bounds + 1 do
+        keys[i] = family .. "/" .. i .. "/" .. model
+    end
+    return keys
+end
+
+
+local keys_cache = { ttft = {}, itl = {}, duration = {} }
+
+
+local function keys_of(family, model)
+    local keys = keys_cache[family][model]
+    if not keys then
+        keys = histogram_keys(model, family)
+        keys_cache[family][model] = keys
+    end
+    return keys
+end
+
+
+-- Counts one observation in seconds for a model.
+function _M.observe(family, model, seconds)
+    local keys = keys_of(family, model)
+    local key = keys[bucket_of(FAMILIES[family].bounds, seconds)]
+    counts_cache[key] = (counts_cache[key] or 0) + 1
+    counts_cache[keys.sum] = (counts_cache[keys.sum] or 0) + seconds
+end
+
+
+-- The gap counts of a model, for add_gap.
+function _M.gaps(model)
+    local gaps = gaps_cache[model.id]
+    if not gaps then
+        gaps = { sum = 0 }
+        for i = 1, #GAPS + 1 do
+            gaps[i] = 0
+        end
+        gaps_cache[model.id] = gaps
+    end
+    return gaps
+end
+
+
+function _M.add_gap(gaps, seconds)
+    local bucket = GAP_BUCKET[floor(seconds * 1000 + 0.5)] or #GAPS + 1
+    gaps[bucket] = gaps[bucket] + 1
+    gaps.sum = gaps.sum + seconds
+end
+
+
+local function collect_gaps()
+    for model, gaps in pairs(gaps_cache) do
+        local keys = keys_of("itl", model)
+        for i = 1, #gaps do
+            if gaps[i] > 0 then
+                counts_cache[keys[i]] = (counts_cache[keys[i]] or 0) + gaps[i]
+                gaps[i] = 0
+            end
+        end
+        if gaps.sum > 0 then
+            counts_cache[keys.sum] = (counts_cache[keys.sum] or 0) + gaps.sum
+            gaps.sum = 0
+        end
+    end
+end
+
+
+-- Begins a series, or adds to it when it is there. The dictionary never evicts: a full one refuses
+-- new series.
+local function store(key, value)
+    local ok, err = dict:safe_add(key, value)
+    if ok then
+        local number
+        number, err = dict:incr(SIZE, 1, 0)
+        ok = number and dict:safe_set(INDEX .. number, key)
+
+    elseif err == "exists" then
+        ok, err = dict:incr(key, value)
+    end
+    if not ok then
+        log(ERR, "edge: metrics: could not count ", key, ": ", err)
+    end
+end
+
+
+-- Adds this worker's increments to the dictionary.
+function _M.flush()
+    collect_gaps()
+    for key, value in pairs(counts_cache) do
+        counts_cache[key] = nil
+        store(key, value)
+    end
+end
+
+
+-- Called after each request: a draining worker has no timer left to do it.
+function _M.settle()
+    if exiting() then
+        _M.flush()
+    end
+end
+
+
+-- All series: counters as family -> list of {labels, value}, histograms as family -> model ->
+-- counts.
+local function gather()
+    local counters, histograms = {}, {}
+    for number = 1, dict:get(SIZE) or 0 do
+        local key = dict:get(INDEX .. number) or ""
+        local value = dict:get(key) or 0
+        local family, labels = match(key, "^(%a+)({.*})$")
+        if family then
+            counters[family] = counters[family] or {}
+            local list = counters[family]
+            list[#list + 1] = { labels, value }
+
+        elseif key ~= "" then
+            local name, bucket, model = match(key, "^(%a+)/(%w+)/(.*)$")
+            histograms[name] = histograms[name] or {}
+            local of = histograms[name][model] or {}
+            of[tonumber(bucket) or bucket] = value
+            histograms[name][model] = of
+        end
+    end
+    return counters, histograms
+end
+
+
+-- The families above as Prometheus text, appended to `out`.
+function _M.write(out)
+    _M.flush()
+    local counters, histograms = gather()
+    for _, id in ipairs(ORDER) do
+        local family = FAMILIES[id]
+        promtext.family(out, family.name, family.kind, family.help)
+        for _, series in ipairs(counters[id] or {}) do
+            promtext.sample(out, family.name, series[1], series[2])
+        end
+        for model, counts in pairs(histograms[id] or {}) do
+            promtext.histogram(out, family.name, { "model", model }, family.bounds, counts,
+                               counts.sum or 0)
+        end
+    end
+end
+
+
+-- How many requests each backend has ended since the edge's first start: backend id -> number.
+function _M.requests_by_backend()
+    local totals = {}
+    for number = 1, dict:get(SIZE) or 0 do
+        local key = dict:get(INDEX .. number) or ""
+        local backend = match(key, '^requests{.*backend="([^"]*)"')
+        if backend then
+            totals[backend] = (totals[backend] or 0) + (dict:get(key) or 0)
+        end
+    end
+    return totals
+end
+
+
+function _M.init_worker()
+    local ok, err = every(1, function(premature)
+        if not premature then
+            _M.flush()
+        end
+    end)
+    if not ok then
+        log(ERR, "edge: metrics: could not start: ", err)
+    end
+end
+
+
+return _M

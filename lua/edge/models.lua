@@ -1,0 +1,81 @@
+-- GET /v1/models and /v1/models/{id}: from the fleet and from what the engines last reported; no
+-- engine is asked now.
+
+local json_scan = require "edge.json_scan"
+local openai = require "edge.openai"
+local probe = require "edge.probe"
+local request = require "edge.request"
+
+local concat = table.concat
+local encode_string = json_scan.encode_string
+local ipairs = ipairs
+local sort = table.sort
+
+
+local _M = {}
+
+
+local function entry(name, owner, facts)
+    local parts = {
+        '"id":' .. encode_string(name), '"object":"model"',
+        '"created":' .. (facts.created or 0), '"owned_by":' .. encode_string("signalbox"),
+        '"root":' .. encode_string(owner),
+        '"parent":' .. (name ~= owner and encode_string(owner) or "null"),
+    }
+    if facts.max_model_len then
+        parts[#parts + 1] = '"max_model_len":' .. facts.max_model_len
+    end
+    return "{" .. concat(parts, ",") .. "}"
+end
+
+
+-- Every name a client may send for a model, each once: its own, aliases, adapters, and adapters
+-- that engines report.
+local function names_of(model)
+    local seen, names = {}, {}
+    local function add(name)
+        if not seen[name] then
+            seen[name] = true
+            names[#names + 1] = name
+        end
+    end
+    for _, list in ipairs({ model.names, model.loras, probe.adapters(model) }) do
+        for _, name in ipairs(list) do
+            add(name)
+        end
+    end
+    return names
+end
+
+
+local function list(fleet)
+    local entries, seen = {}, {}
+    for _, model in ipairs(fleet.list) do
+        local facts = probe.facts(model)
+        local names = names_of(model)
+        sort(names)
+        for _, name in ipairs(names) do
+            if not seen[name] then
+                seen[name] = true
+                entries[#entries + 1] = entry(name, model.id, facts)
+            end
+        end
+    end
+    return '{"object":"list","data":[' .. concat(entries, ",") .. "]}"
+end
+
+
+function _M.answer(state, fleet, id)
+    if not id then
+        return openai.answer(list(fleet))
+    end
+    local model = request.resolve(fleet, id)
+    if not model then
+        return openai.refuse(state, 404, "model_not_found", "The model '" .. id:sub(1, 128)
+            .. "' does not exist. GET /v1/models lists all.", { param = "model" })
+    end
+    return openai.answer(entry(id, model.id, probe.facts(model)))
+end
+
+
+return _M
