@@ -72,7 +72,7 @@ def render(
     edge = loaded.fleet.edge
     return Rendered(
         nginx_conf=_fill(sources.templates, context),
-        snapshot=snapshot(loaded.fleet, backends, found, version=0, timers=scratch is None),
+        snapshot=snapshot(loaded.fleet, backends, found, version=0, timers=scratch is None, dns=context["dns"]),
         admin=scratch.admin if scratch else edge.admin,
         listen=(scratch.listen if scratch else edge.listen,),
         read_files=_read_files(loaded, backends),

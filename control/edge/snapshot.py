@@ -30,9 +30,14 @@ def snapshot(
     *,
     version: int,
     timers: bool = True,
+    dns: Sequence[str] = (),
 ) -> Snapshot:
-    """Build fleet.json (see docs/architecture.md). ``addresses``: what each backend's host resolved to, if it did."""
-    content: Snapshot = {"version": version, "timers": timers}
+    """Build fleet.json (see docs/architecture.md).
+
+    ``addresses``: what each backend's host resolved to, if it did; ``dns``: name servers ("IP:PORT") that the edge asks
+    again while it runs.
+    """
+    content: Snapshot = {"version": version, "timers": timers, "dns": list(dns)}
     if fleet.default_model is not None:
         content["default_model"] = fleet.default_model
     content["names"] = _names(fleet)
@@ -83,6 +88,8 @@ def _backend(backend: ResolvedBackend, addresses: Mapping[str, Sequence[str]]) -
     }
     if backend.scheme == "https":
         content["tls_location"] = "@" + tls_name(backend)
+    if backend.ca is not None:
+        content["own_ca"] = True
     content["name"] = backend.name
     content["served"] = list(backend.served)
     if backend.key_file is not None:
