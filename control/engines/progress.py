@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import queue
+import threading
+from collections.abc import Iterator
+from typing import IO, Protocol
+
+_TICK_SECONDS = 0.5
 
 
 class Progress(Protocol):
@@ -24,3 +29,25 @@ def seconds_text(seconds: float) -> str:
     """``75`` becomes ``1 min 15 s``."""
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def lines(stream: IO[str] | None) -> Iterator[str]:
+    """The stream's lines as they come, and an empty text twice a second while none comes."""
+    assert stream is not None
+    waiting: queue.Queue[str | None] = queue.Queue()
+
+    def pump() -> None:
+        for line in stream:
+            waiting.put(line)
+        waiting.put(None)
+
+    threading.Thread(target=pump, daemon=True).start()
+    while True:
+        try:
+            line = waiting.get(timeout=_TICK_SECONDS)
+        except queue.Empty:
+            yield ""
+            continue
+        if line is None:
+            return
+        yield line
