@@ -154,9 +154,9 @@ def status(ctx: click.Context, as_json: bool) -> None:
 @main.command()
 def schema() -> None:
     """Print the JSON Schema of fleet.yaml (for completion in an editor)."""
-    from control.fleet.published import text
+    from control.fleet.published import schema_json
 
-    click.echo(text(), nl=False)
+    click.echo(schema_json(), nl=False)
 
 
 def _print(lines: list[str]) -> None:

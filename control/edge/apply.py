@@ -39,7 +39,7 @@ class Result:
     def lines(self) -> list[str]:
         """What changed and what happened, for a person."""
         happened = {
-            "rendered": "Rendered. `signalbox reload` applies it.",
+            "rendered": self._rendered(),
             "nothing": f"Nothing changed; the edge goes on with generation {self.generation}, fleet {self.version}.",
             "pushed": f"The edge took fleet {self.version} without a reload.",
             "reloaded": f"Reloaded: all workers are of generation {self.generation}, fleet {self.version}.",
@@ -47,6 +47,11 @@ class Result:
         }[self.action]
         changed = [] if self.action == "started" else self.changes.lines()
         return [*changed, *(f"warning: {line}" for line in self.warnings), happened]
+
+    def _rendered(self) -> str:
+        if self.changes.first:
+            return "Rendered. Nothing was applied before: `signalbox start` starts the edge with it."
+        return "Rendered. `signalbox reload` applies it." if self.changes else "Rendered. Nothing changes."
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class Changes:
     models: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     fleet: bool = False
+    first: bool = False  # nothing was ever applied, so that all is new
 
     @property
     def static(self) -> bool:
@@ -30,6 +31,8 @@ class Changes:
 
     def lines(self) -> list[str]:
         """The changes, one line each; of nginx.conf's diff only the changed lines."""
+        if self.first:
+            return []
         lines = [f"model {text}" for text in self.models] + [f"backend {text}" for text in self.backends]
         if self.fleet and not lines:
             lines.append("fleet.json changed")
@@ -54,6 +57,7 @@ def compare(
     )
     old = old_fleet or {}
     return Changes(
+        first=not old_conf,
         diff=tuple(diff),
         files=files,
         models=_members(old.get("models", {}), new_fleet["models"]),

@@ -9,6 +9,8 @@ from pathlib import Path
 _SEVERE = re.compile(r"\[(error|crit|alert|emerg)\]|init_by_lua error")
 #: nginx tries five times to get a port, so a failed bind() is not the end yet; "still could not bind()" is.
 _FATAL = re.compile(r"\[emerg\](?!.* bind\(\) to )|init_by_lua error")
+#: Where Lua looked for a module in vain: twenty lines that hide the one above them.
+_SEARCHED = re.compile(r"\s+no (file|field) ")
 #: What is read back of error.log, at most: a log that grows by more than this in a second helps nobody.
 _READ_BYTES = 256 * 1024
 
@@ -38,7 +40,7 @@ class ErrorLog:
         for line in self.new_lines():
             if re.match(r"\d{4}/\d\d/\d\d ", line):
                 keep = _SEVERE.search(line) is not None
-            if keep or _SEVERE.search(line):
+            if (keep or _SEVERE.search(line)) and not _SEARCHED.match(line):
                 lines.append(line)
         return lines
 

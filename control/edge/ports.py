@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import random
 import socket
 from collections.abc import Iterable
 
@@ -18,10 +20,13 @@ def split(address: str) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody listens on, below the range from which outgoing connections take theirs."""
+    for _ in range(200):
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise EdgeError("no free port was found on 127.0.0.1", "Are thousands of programs listening here?")
 
 
 def require_free(addresses: Iterable[str]) -> None:

@@ -100,7 +100,7 @@ class EdgeProcess:
             if log.fatal():
                 break
             time.sleep(0.005)
-        reason = "\n".join(log.new_lines()[-12:]) or output.strip() or f"exit code {code}"
+        reason = "\n".join(log.severe()[:12]) or output.strip() or f"exit code {code}"
         raise EdgeError(f"the edge did not start:\n{reason}", f"The whole log: {log.path}")
 
     def stop(self, quit: bool = True, drain: float = 30.0) -> Ending:

@@ -7,7 +7,7 @@ import unicodedata
 from control.errors import RenderError
 
 #: nginx reads its configuration through a 4096-byte buffer and refuses a token that does not fit.
-MAX_BYTES = 2048
+MAX_BYTES = 4000
 
 
 def nginx_quote(value: str) -> str:
@@ -16,7 +16,7 @@ def nginx_quote(value: str) -> str:
     Inside quotes nginx gives a meaning to ``"``, to the backslash and to ``$``. The first two are escaped; ``$`` starts
     a variable wherever a directive knows variables and has no escape, so it is refused.
 
-    Raises RenderError for ``$``, control characters, text that is not valid Unicode, and texts over ``MAX_BYTES``.
+    Raises RenderError for ``$``, control characters, text that is not valid Unicode, and tokens over ``MAX_BYTES``.
     """
     if not isinstance(value, str):
         raise RenderError(f"only text can be quoted for nginx, not {type(value).__name__}")
@@ -27,11 +27,10 @@ def nginx_quote(value: str) -> str:
             raise RenderError(
                 f"{_shown(value)} holds the control character U+{ord(character):04X}", "Remove that character."
             )
-    if len(value.encode()) > MAX_BYTES:
-        raise RenderError(
-            f"{_shown(value)} is longer than the {MAX_BYTES} bytes that nginx can take", "Use a shorter value."
-        )
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    token = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if len(token.encode()) > MAX_BYTES:
+        raise RenderError(f"{_shown(value)} is longer than nginx can take ({MAX_BYTES} bytes)", "Use a shorter value.")
+    return token
 
 
 def _shown(value: str) -> str:

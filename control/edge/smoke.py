@@ -15,6 +15,7 @@ from control.edge.process import CONF, EdgeProcess
 from control.edge.render import Scratch, render
 from control.edge.site import Site
 from control.edge.snapshot import encode
+from control.errors import EdgeError
 from control.paths import StatePaths
 
 
@@ -35,6 +36,9 @@ def smoke(site: Site) -> Smoke:
     scratch = Site(site.loaded, StatePaths(folder), site.engine, site.sources, site.surroundings)
     try:
         return _run(scratch)
+    except EdgeError as error:
+        error.hint = ""  # it names a log file that is about to go
+        raise
     finally:
         EdgeProcess(scratch.paths).stop(quit=False)
         shutil.rmtree(folder, ignore_errors=True)
