@@ -148,6 +148,7 @@ describe("multipart.find", function()
             'name="model"x', "filename=a", 'x="\\\\"; name="model"', "", "name", "name=",
             'name="x"\r\n' .. DISPOSITION .. 'name="model"', 'name="x"\n' .. DISPOSITION,
             'name="x";\r\n name="model"', 'name="model"\r\nX', 'name="model"\r\nX : y',
+            'name="y"; x="\\\\"', 'name="y"; x="a\nb"',
             'name="model"\0', 'name="model"\r', "name=\"model\"\r\n: x",
         } do
             assert.equal("invalid_multipart", refusal(with_headers(DISPOSITION .. headers)))
