@@ -1,0 +1,239 @@
+"""Rules across fields. Each row: what to change in a fleet that is right, and all that must be said then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.fleet.schema import PLACEHOLDERS
+from tests.support.fleet_yaml import FULL, changed, make_files, problems_of
+
+OWN = ("models", "org/own:1")
+RENTED = ("models", "rented", "backends")
+KEYS_HINT = "If the network is trusted, say so with 'keys: none' under edge; else listen on 127.0.0.1."
+
+
+def command(*words: str) -> dict[str, Any]:
+    return {"command": list(words)}
+
+
+CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
+    # names
+    (
+        (*OWN, "aliases"),
+        ["packaged"],
+        ["models.org/own:1.aliases[0]: the name 'packaged' is already taken by models.packaged."],
+    ),
+    ((*OWN, "aliases"), ["org/own:1"], ["the name 'org/own:1' is already taken by models.org/own:1."]),
+    ((*OWN, "aliases"), ["x", "y", "x"], ["aliases[2]: the name 'x' is already taken by models.org/own:1.aliases[0]."]),
+    (
+        (*OWN, "aliases"),
+        ["own-lora"],
+        ["loras[0]: the name 'own-lora' is already taken by models.org/own:1.aliases[0]."],
+    ),
+    ((*OWN, "aliases"), ["Packaged"], []),
+    (("models", "rented", "loras"), ["own-lora"], ["rented.loras[0]: the name 'own-lora' is already taken by"]),
+    (("default_model",), "pakaged", ["default_model: there is no model 'pakaged'. Did you mean 'packaged'?"]),
+    (("default_model",), "own", ["there is no model 'own'. Write the model's own name, 'org/own:1'."]),
+    # ids and hosts
+    ((*RENTED, 1, "id"), "own-a", ["[1].id: the id 'own-a' is already taken by models.org/own:1.backends[0].id."]),
+    (
+        (*OWN, "backends", 0, "host"),
+        "her",
+        ["backends[0].host: there is no host 'her' under hosts. Did you mean 'here'?"],
+    ),
+    ((*OWN, "backends", 0, "host"), "gpu-7", ["Add it: 'hosts: {gpu-7: {local: true}}'."]),
+    (("hosts", "here", "address"), "a..b", ["hosts.here.address: 'a..b' is neither a host name nor an IP address."]),
+    (("hosts", "here", "address"), "999.1.1.1", ["'999.1.1.1' is neither"]),
+    (("hosts", "here", "address"), "::1", []),
+    # ports
+    (
+        (*OWN, "backends", 0, "port"),
+        8102,
+        ["models.packaged.backends[0].port: port 8102 is already taken by models.org/own:1"],
+    ),
+    ((*OWN, "backends", 0, "port"), 8443, ["org/own:1.backends[0].port: port 8443 is already taken by edge.listen."]),
+    ((*OWN, "backends", 0, "port"), 9089, ["port 9089 is already taken by edge.admin."]),
+    ((*OWN, "backends", 0, "port"), 9090, []),  # control listens on ::1 here
+    (("control", "listen"), "localhost:8101", ["backends[0].port: port 8101 is already taken by control.listen."]),
+    (("edge", "admin"), "127.0.0.1:8443", ["edge.admin: port 8443 is already taken by edge.listen. Give it another."]),
+    (("edge", "admin"), "127.0.0.1:0", ["edge.admin: the port must be from 1 to 65535, not 0."]),
+    (("edge", "admin"), "127.0.0.1:65536", ["edge.admin: the port must be from 1 to 65535, not 65536."]),
+    ((*RENTED, 1, "url"), "http://localhost:9089", ["backends[1].url: this is edge.admin, not an engine."]),
+    ((*RENTED, 1, "url"), "http://127.0.0.1:8443", ["this is edge.listen, not an engine."]),
+    ((*RENTED, 1, "url"), "http://10.0.0.5:8443", []),
+    # listening to the world
+    (
+        ("edge", "keys"),
+        None,
+        [
+            f"edge.listen: 0.0.0.0:8443 can be reached from other machines, and no API key would be "
+            f"asked for. {KEYS_HINT}"
+        ],
+    ),
+    (
+        ("edge", "admin"),
+        "0.0.0.0:9089",
+        ["edge.admin: 0.0.0.0:9089 can be reached from other machines, but the edge's"],
+    ),
+    (("edge", "admin"), "[::]:9089", ["edge.admin: [::]:9089 can be reached from other machines"]),
+    (
+        ("control", "listen"),
+        "10.1.2.3:9090",
+        ["control.listen: 10.1.2.3:9090 can be reached from other machines, but the"],
+    ),
+    (("control", "listen"), "example.com:9090", ["'example.com' is not an IP address of this machine."]),
+    (("control", "listen"), "localhost:9090", []),
+    (("control", "listen"), "127.8.8.8:9090", []),
+    (("control", "listen"), "[:::1]:9090", ["':::1' is not an IP address"]),
+    # lists of the edge
+    (("edge", "trusted_proxies"), ["10.0.0.1", "::1", "10.0.0.0/8", "2001:db8::/32"], []),
+    (
+        ("edge", "trusted_proxies"),
+        ["10.0.0.0/33"],
+        ["edge.trusted_proxies[0]: '10.0.0.0/33' is not an IP address or net"],
+    ),
+    (("edge", "trusted_proxies"), ["1.2.3"], ["edge.trusted_proxies[0]: '1.2.3' is not an IP address or network."]),
+    (("edge", "dns"), "dns.example.com:53", ["edge.dns: 'dns.example.com' is not an IP address."]),
+    (("edge", "dns"), "9.9.9.9:99999", ["edge.dns: the port must be from 1 to 65535, not 99999."]),
+    (("edge", "cors", "origins"), ["*"], []),
+    (("edge", "cors", "origins"), ["https://a..b"], ["edge.cors.origins[0]: 'a..b' is neither a host name nor an IP"]),
+    (("edge", "cors", "origins"), ["https://a:70000"], ["edge.cors.origins[0]: the port must be from 1 to 65535"]),
+    ((*RENTED, 1, "url"), "http://999.9.9.9", ["backends[1].url: '999.9.9.9' is neither a host name nor an IP"]),
+    ((*RENTED, 1, "url"), "http://[::::]", ["'::::' is neither"]),
+    ((*RENTED, 1, "url"), "http://a:0", ["the port must be from 1 to 65535, not 0."]),
+    # engines
+    (
+        (*OWN, "engine"),
+        None,
+        ["models.org/own:1.backends[0]: this backend is started here, but the model says nothing"],
+    ),
+    ((*OWN, "source"), None, ["models.org/own:1.engine.runtime: the runtime vllm-cpu needs a model to serve."]),
+    ((*OWN, "engine"), command(*(f"{{{name}}}" for name in PLACEHOLDERS)), []),
+    (
+        (*OWN, "engine"),
+        command("x", "--a={prt}"),
+        ["engine.command[1]: unknown placeholder {prt}; there are {port}, {host}"],
+    ),
+    ((*OWN, "engine"), command("x", '{"json": {"a": 1}}', "{}"), []),
+    (("models", "packaged", "source"), None, []),
+    ((*OWN, "backends", 0, "model_name"), "x", ["backends[0].model_name: model_name is for engines that already run"]),
+    (
+        (*OWN, "engine", "max_num_batched_tokens"),
+        15,
+        [
+            "max_num_batched_tokens: 15 is less than max_num_seqs (16); vLLM would not start.",
+            "max_num_batched_tokens: 15 is less than max_model_len (4096); vLLM would not start. Without chunked prefill",
+        ],
+    ),
+    ((*OWN, "engine", "max_num_batched_tokens"), 4095, ["4095 is less than max_model_len (4096)"]),
+    ((*OWN, "engine", "max_model_len"), None, []),
+    # files
+    ((*OWN, "source"), "models/none", ["models.org/own:1.source: there is no folder "]),
+    ((*OWN, "source"), "certs/edge.pem", ["models.org/own:1.source: there is no folder "]),
+    ((*OWN, "source"), "x" * 1000, ["models.org/own:1.source: there is no folder "]),
+    (("models", "rented", "source"), "models/not-used", []),
+    (("edge", "tls", "certificate"), "none.pem", ["edge.tls.certificate: there is no file "]),
+    (("edge", "tls", "key"), "certs", ["edge.tls.key: there is no file "]),
+    ((*RENTED, 0, "key_file"), "secrets/none", ["models.rented.backends[0].key_file: there is no file "]),
+    ((*RENTED, 0, "key_file"), "x" * 1000, ["key_file: the file "]),
+    ((*RENTED, 0, "ca"), "none.pem", ["models.rented.backends[0].ca: there is no file "]),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), CASES)
+def test_rule(tmp_path: Path, path: tuple[str | int, ...], value: Any, told: list[str]) -> None:
+    make_files(tmp_path)
+    problems = [str(problem) for problem in problems_of(tmp_path, changed(FULL, path, value))]
+    assert len(problems) == len(told), problems
+    for problem, words in zip(problems, told, strict=True):
+        assert words in problem
+
+
+REFUSED_HEADERS = [
+    "Authorization",
+    "Proxy-Authorization",
+    "X-Api-Key",
+    "Cookie",
+    "Host",
+    "Connection",
+    "Keep-Alive",
+    "TE",
+    "Trailer",
+    "Upgrade",
+    "Content-Length",
+    "Transfer-Encoding",
+    "X-Forwarded-For",
+    "X-Forwarded-Anything",
+    "Forwarded",
+    "X-Real-IP",
+    "X-Data-Parallel-Rank",
+    "X-vLLM-Priority",
+    "X-Signalbox-Model",
+    "Accept-Encoding",
+]
+
+
+@pytest.mark.parametrize("header", REFUSED_HEADERS)
+def test_headers_that_never_pass(tmp_path: Path, header: str) -> None:
+    make_files(tmp_path)
+    for spelling in (header, header.lower(), header.upper()):
+        (problem,) = problems_of(tmp_path, changed(FULL, ("edge", "pass_headers"), ["X-Team", spelling]))
+        assert problem.key == "edge.pass_headers[1]"
+        assert "never passes" in problem.message
+
+
+def test_headers_that_pass_already(tmp_path: Path) -> None:
+    make_files(tmp_path)
+    (problem,) = problems_of(tmp_path, changed(FULL, ("edge", "pass_headers"), ["X-Team", "x-team"]))
+    assert "passes already" in problem.message
+    (problem,) = problems_of(tmp_path, changed(FULL, ("edge", "pass_headers"), ["User-Agent"]))
+    assert "passes already" in problem.message
+
+
+def test_model_placeholder_needs_a_source(tmp_path: Path) -> None:
+    text = """\
+hosts: {here: {local: true}}
+models:
+  m:
+    engine: {command: ["{model}"]}
+    backends: [{host: here, port: 8101}]
+"""
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.line == 4
+    assert "the model has no source" in problem.message
+
+
+def test_a_port_taken_on_another_address_is_free(tmp_path: Path) -> None:
+    text = """\
+hosts: {here: {local: true}, there: {local: true, address: 127.0.0.2}}
+models:
+  m:
+    engine: {command: [x]}
+    backends: [{host: here, port: 8101}, {host: there, port: 8101}]
+"""
+    assert problems_of(tmp_path, text) == []
+    assert len(problems_of(tmp_path, text.replace("127.0.0.2", "127.0.0.1"))) == 1
+
+
+def test_a_key_file_that_this_user_may_not_read(tmp_path: Path) -> None:
+    """As root everything is readable: then the check runs in a process of another user."""
+    make_files(tmp_path)
+    (tmp_path / "secrets/gpu.key").chmod(0)
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from control.fleet.checks import _file\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "print(*_file(('k',), Path(sys.argv[1]), 'secrets/gpu.key'))\n"
+    )
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and os.getuid() == 0 and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "cannot be read: Permission denied" in done.stdout
