@@ -129,8 +129,12 @@ def reload(settings: Settings) -> None:
     from control.edge.apply import reload as reload_edge
     from control.edge.site import open_site
     from control.fleet.load import load
+    from control.serve import tell_to_reload
 
-    _print(reload_edge(open_site(load(settings.fleet))).lines())
+    site = open_site(load(settings.fleet))
+    _print(reload_edge(site).lines())
+    if tell_to_reload(site.paths):
+        click.echo("The control plane reads fleet.yaml again (its control.log says what it found).")
 
 
 @main.command()
@@ -149,6 +153,16 @@ def status(ctx: click.Context, as_json: bool) -> None:
         report.show(found)
     if found.state is None:
         ctx.exit(1)
+
+
+@main.command()
+@click.pass_obj
+def serve(settings: Settings) -> None:
+    """Run the control plane in the foreground: the page, the engines of this machine, log rotation."""
+    from control.fleet.load import load
+    from control.serve import serve as run
+
+    run(load(settings.fleet))
 
 
 @main.command()

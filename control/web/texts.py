@@ -149,19 +149,20 @@ TEXTS: Mapping[str, Mapping[str, str]] = {"en": _EN, "zh": _ZH}
 
 #: States and phases of an engine process in Chinese; one that is not here stays as the supervisor says it.
 PROCESS_ZH: Mapping[str, str] = {
+    "installing": "安装中",
     "starting": "启动中",
+    "ready": "就绪",
+    "failed": "失败",
+    "stopped": "已停止",
+    "stopping": "停止中",
     "loading weights": "加载权重",
     "compiling": "编译中",
     "sizing KV cache": "计算 KV 缓存大小",
     "warming up": "预热中",
     "serving": "服务中",
-    "failed": "失败",
-    "running": "运行中",
-    "ready": "就绪",
-    "waiting": "等待重启",
-    "backoff": "等待重启",
-    "stopping": "停止中",
-    "stopped": "已停止",
+    "cannot start": "无法启动",
+    "port taken": "端口被占用",
+    "given up": "已放弃重启",
 }
 
 

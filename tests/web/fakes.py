@@ -29,7 +29,7 @@ class Status:
     """What the supervisor tells of one engine."""
 
     id: str
-    state: str = "running"
+    state: str = "ready"
     phase: str = "serving"
     detail: str = ""
     since: float = 1_700_000_000.0

@@ -30,7 +30,7 @@ def row(page: str, id_: str) -> str:
 def test_the_page_shows_every_backend_with_its_state_in_words() -> None:
     page = get(Sources()).text
     assert row(page, "m-1").startswith("m-1 127.0.0.1:8101 m ready ")
-    assert "0 5 running · serving pid 4242" in row(page, "m-1")
+    assert "0 5 ready pid 4242" in row(page, "m-1")
     assert "starting" in row(page, "m-2") and "loading weights" in row(page, "m-2")
     assert "https://gpu.example.com:443" in row(page, "rented") and "unknown" in row(page, "rented")
     assert "not in the running edge yet" in row(page, "rented") and "not started here" in row(page, "rented")
@@ -59,7 +59,7 @@ def test_without_an_edge_the_page_says_how_to_start_it() -> None:
     page = get(Sources(EdgeAbsent("The edge does not run."))).text
     assert "The edge does not run. Start it with: <code>make run</code>" in page
     assert "unknown the edge does not answer" in row(page, "m-1")
-    assert "running · serving" in row(page, "m-1"), "the process is still ours to tell"
+    assert "– – ready pid 4242" in row(page, "m-1"), "the process is still ours to tell"
 
 
 def test_an_edge_that_answers_badly_is_no_absent_edge() -> None:

@@ -1,0 +1,260 @@
+"""The daemon: supervises engines, watches the fleet, shows the page, rotates the edge's logs. Never in the data path.
+
+SIGTERM and SIGINT stop the engines that it owns, then itself. SIGKILL leaves them running; the next daemon adopts them.
+SIGHUP reads fleet.yaml again; a broken one changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from waitress.server import create_server  # type: ignore[import-untyped]  # it has no types of its own
+
+from control.edge.admin import AdminClient, read_token
+from control.edge.logs import rotate
+from control.edge.ports import holder
+from control.edge.process import EdgeProcess, running
+from control.edge.site import state_paths
+from control.engines.local import Supervisor
+from control.errors import ControlError, SignalboxError
+from control.fleet.address import is_loopback, split_listen
+from control.fleet.load import LoadedFleet, load
+from control.fleet.resolve import resolve_backends
+from control.host import read_host
+from control.paths import StatePaths
+from control.web.app import WebSettings, create_app
+from control.web.poller import EdgeAbsent, FleetView
+from control.web.view import FleetBackend, FleetFacts, FleetModel
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the size of the edge's logs.
+ROTATE_EVERY = 10.0
+#: Each open page holds one thread of the server: half of them stay for everything else.
+THREADS, LISTENERS = 32, 16
+#: Seconds to connect to the edge's admin listener and to wait for its answer: a slow one must not stop the page.
+EDGE_TIMEOUTS = (1.0, 2.0)
+
+
+def serve(loaded: LoadedFleet) -> None:
+    """Run the control plane until SIGTERM or SIGINT. Raises ControlError when it cannot start."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    paths = state_paths(loaded)
+    with only_one(paths.control_pid), listen(loaded.fleet.control.listen) as listener:
+        Daemon(loaded, paths, listener).run()
+
+
+def daemon_pid(paths: StatePaths) -> int | None:
+    """The pid of the daemon that runs on this state folder, or None. A pid file left behind by a dead one is None."""
+    try:
+        with paths.control_pid.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or b"0") or None
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def tell_to_reload(paths: StatePaths) -> bool:
+    """Make the running daemon read fleet.yaml again; False when none runs. Its log says what came of it."""
+    pid = daemon_pid(paths)
+    if pid is not None:
+        os.kill(pid, signal.SIGHUP)
+    return pid is not None
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Hold ``path`` as this process's pid file. The lock, not the number, says that somebody lives: pids come back.
+
+    Raises ControlError when another daemon holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _locked(path)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, b"%d\n" % os.getpid())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    deadline = time.monotonic() + 1.0
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor  # else its owner removed it while we waited: take the new one
+        except BlockingIOError:
+            if time.monotonic() >= deadline:  # a reader's look (``daemon_pid``) is over long before
+                pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+                os.close(descriptor)
+                raise ControlError(
+                    f"the control plane of this fleet already runs (pid {pid})",
+                    "`make stop` ends it; `signalbox reload` makes it read fleet.yaml again.",
+                ) from None
+            time.sleep(0.05)
+        os.close(descriptor)
+
+
+@contextmanager
+def listen(address: str) -> Iterator[socket.socket]:
+    """A socket bound to ``HOST:PORT``. Raises ControlError: not loopback, in use (and by whom), or not allowed."""
+    host, port = split_listen(address)
+    if not is_loopback(host):
+        raise ControlError(
+            f"control.listen is {address}: the page has no login, so it listens on this machine only",
+            "Use 127.0.0.1:PORT in fleet.yaml; from elsewhere, forward the port over SSH.",
+        )
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, target = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ControlError(f"control.listen {address} cannot be used: {error}", "Correct it in fleet.yaml.") from error
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(target)
+            listener.listen(64)
+        except OSError as error:
+            raise _cannot_listen(address, port, error) from error
+        yield listener
+
+
+def _cannot_listen(address: str, port: int, error: OSError) -> ControlError:
+    if error.errno == errno.EADDRINUSE:
+        return ControlError(
+            f"{address} is in use by {holder(port)}",
+            "Stop that program, or give control.listen in fleet.yaml another port.",
+        )
+    return ControlError(f"{address} cannot be listened on: {error.strerror}", "Correct control.listen in fleet.yaml.")
+
+
+class EdgeSource:
+    """Asks the edge for its state; the edge may start, stop and change its token meanwhile."""
+
+    def __init__(self, address: str, paths: StatePaths) -> None:
+        self.address = address
+        self._paths = paths
+
+    def __call__(self) -> Mapping[str, Any]:
+        """``GET /state``. Raises EdgeAbsent when no edge runs, else EdgeError."""
+        if not running(self._paths):
+            raise EdgeAbsent("The edge does not run.", "Start it with: make run")
+        client = AdminClient(self.address, read_token(self._paths.admin_token), EDGE_TIMEOUTS)
+        try:
+            return client.state()
+        finally:
+            client.close()  # by the next call the edge may be another one
+
+
+def fleet_facts(loaded: LoadedFleet) -> FleetFacts:
+    """The part of fleet.yaml that the page shows."""
+    models = tuple(
+        FleetModel(name, tuple(model.aliases), tuple(model.loras), model.routing.policy)
+        for name, model in loaded.fleet.models.items()
+    )
+    backends = tuple(
+        FleetBackend(b.id, b.model, f"[{b.host}]:{b.port}" if ":" in b.host else f"{b.host}:{b.port}", b.scheme, b.ours)
+        for b in resolve_backends(loaded)
+    )
+    return FleetFacts(models, backends)
+
+
+class Daemon:
+    """The parts of one running control plane, and its main loop."""
+
+    def __init__(self, loaded: LoadedFleet, paths: StatePaths, listener: socket.socket) -> None:
+        self._loaded = loaded
+        self._paths = paths
+        self._supervisor = Supervisor(loaded, paths)
+        self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
+        self._view = FleetView(fleet_facts(loaded), self._edge, self._supervisor.status, read_host)
+        host, port = split_listen(loaded.fleet.control.listen)
+        app = create_app(self._view, WebSettings(host, port, LISTENERS))
+        self._server = create_server(
+            app,
+            sockets=[listener],
+            threads=THREADS,
+            channel_request_lookahead=1,  # so that a stream notices that its reader left
+            max_request_body_size=64 * 1024,
+            outbuf_high_watermark=1024 * 1024,
+            ident=None,
+        )
+        self._web = threading.Thread(target=self._server.run, name="web", daemon=True)
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Start everything, then wait for signals. Returns when all engines that we own have stopped."""
+        for known in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(known, self._on_signal)
+        self._supervisor.start()
+        self._view.start()
+        self._web.start()
+        log.info("The page is at http://%s/", self._loaded.fleet.control.listen)
+        while self._web.is_alive():
+            try:
+                number = self._signals.get(timeout=ROTATE_EVERY)
+            except queue.Empty:
+                self._rotate()
+                continue
+            if number == signal.SIGHUP:
+                self._reload()
+                continue
+            log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
+            self._supervisor.stop_all()  # the page still answers meanwhile
+            self._view.close()
+            self._server.close()
+            log.info("Stopped.")
+            return
+        raise ControlError("the page's server ended by itself", "The lines above say why; the engines go on running.")
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.put(number)
+
+    def _rotate(self) -> None:
+        settings = self._loaded.fleet.edge.log
+        try:
+            for name in rotate(
+                self._paths.edge_logs, int(settings.rotate_at), settings.keep, EdgeProcess(self._paths).reopen_logs
+            ):
+                log.info("Rotated the edge's %s.", name)
+        except (OSError, SignalboxError) as error:
+            log.warning("The edge's logs could not be rotated: %s", error)
+
+    def _reload(self) -> None:
+        """Read fleet.yaml again for the page and the supervisor; the edge has its own ``signalbox reload``."""
+        try:
+            fresh = load(self._loaded.path)
+            facts = fleet_facts(fresh)
+        except SignalboxError as error:
+            log.error("fleet.yaml cannot be used, so the old one stays in force:\n%s", error)
+            return
+        for name in ("listen", "state_dir"):
+            if getattr(fresh.fleet.control, name) != getattr(self._loaded.fleet.control, name):
+                log.warning("control.%s changed: it takes effect at the next start (make stop, make run).", name)
+        self._supervisor.reload(fresh)
+        self._loaded = fresh
+        self._edge.address = fresh.fleet.edge.admin
+        self._view.set_fleet(facts)
+        log.info("Read fleet.yaml again: %d models, %d backends.", len(facts.models), len(facts.backends))
