@@ -45,6 +45,13 @@ local function ms(seconds)
 end
 
 
+-- The path of a request that has no route; none when nginx gave it up before it read one.
+local function path()
+    local uri = ngx.var.uri
+    return uri ~= "/edge-error" and uri or nil
+end
+
+
 -- `state` is the request's table (or an empty one), `facts` what the log phase worked out.
 function _M.line(state, facts)
     local var = ngx.var
@@ -54,7 +61,7 @@ function _M.line(state, facts)
         .. '","id":' .. text(var.edge_request_id)
         .. ',"key":null,"model":' .. name(model and model.id)
         .. ',"backend":' .. name(backend and backend.id)
-        .. ',"path":' .. (route and name(route.path) or text(var.uri))
+        .. ',"path":' .. (route and name(route.path) or text(path()))
         .. ',"method":' .. text(var.request_method)
         .. ',"status":' .. facts.status
         .. ',"end":"' .. facts.ending

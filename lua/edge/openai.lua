@@ -41,7 +41,7 @@ local function dialect_of(state)
     if state and state.route then
         return state.route.dialect
     end
-    local uri = ngx.var.uri or ""
+    local uri = ngx.var.request_uri or ""
     return match(uri, "^/v1/messages") and "anthropic" or "openai"
 end
 
@@ -90,6 +90,7 @@ local NGINX = {
         "too_many_requests", "Too many requests or connections from this address. Try again shortly.",
         { retry_after = 1 },
     },
+    [505] = { "bad_request", "This version of HTTP is not spoken here." },
     [431] = { "headers_too_large", "The request headers are too large." },
     [494] = { "headers_too_large", "The request headers are too large." },
     [497] = { "tls_required", "This port speaks HTTPS: use https:// in the address." },
@@ -118,7 +119,7 @@ end
 
 -- The one error location: nginx's own 4xx and 5xx as JSON.
 function _M.nginx_error()
-    local state = live.get()
+    local state = live.get() or live.begin()
     local status = ngx.status
     if state and state.backend and (status == 502 or status == 504) then
         return engine_failed(state, status)

@@ -117,6 +117,9 @@ function _M.run()
     local whole = buffer_of(request)
     local size = size_p[0]
     if size == 0 then
+        if state.eof and state.chunks == 0 and not state.first then
+            begin(state)  -- an answer without a byte: a stream without an event is no success
+        end
         return
     end
     local time = now()
