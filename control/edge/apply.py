@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from control.edge import changes, files
-from control.edge.admin import AdminClient, EdgeRefused, read_token
+from control.edge.admin import AdminClient, read_token
 from control.edge.changes import Changes
 from control.edge.files import Applied
 from control.edge.logs import ErrorLog
@@ -225,9 +225,9 @@ def _retell(site: Site, edge: AdminClient, state: dict[str, Any]) -> None:
     files.write(site.paths.conf / "fleet.json", text)
 
 
-def _await(edge: AdminClient, generation: int, log: ErrorLog, timeout: float = CONFIRM_TIMEOUT) -> str | None:
+def _await(edge: AdminClient, generation: int, log: ErrorLog) -> str | None:
     """Wait until ``generation`` answers and every worker that stays has it; None, or why it did not come."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + CONFIRM_TIMEOUT
     failed_at: float | None = None
     last = "no answer"
     while time.monotonic() < deadline:
@@ -239,9 +239,7 @@ def _await(edge: AdminClient, generation: int, log: ErrorLog, timeout: float = C
             ):
                 return None
             last = f"workers still report generation {state['generation']}"
-        except EdgeRefused as error:
-            return error.message
-        except EdgeError as error:
+        except EdgeError as error:  # a refusal too: an old worker may have answered
             last = error.message
         if failed_at is None and log.fatal():
             failed_at = time.monotonic()
@@ -249,7 +247,7 @@ def _await(edge: AdminClient, generation: int, log: ErrorLog, timeout: float = C
             break
         time.sleep(0.02)
     said = "\n".join(log.severe()[:12])
-    return said or f"{last} after {timeout:.0f} s"
+    return said or f"{last} after {CONFIRM_TIMEOUT:.0f} s"
 
 
 def _plan(site: Site) -> _Plan:

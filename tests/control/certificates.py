@@ -7,9 +7,12 @@ from pathlib import Path
 import trustme
 
 
-def make_certificate(certificate: Path, key: Path, *names: str) -> None:
-    """Write a new certificate for ``names`` (default 127.0.0.1), signed by an authority of its own, and its key."""
+def make_certificate(certificate: Path, key: Path, *, authority: Path | None = None) -> None:
+    """Write a new certificate for 127.0.0.1 and its key; ``authority``: where to write the CA that signed it."""
     certificate.parent.mkdir(parents=True, exist_ok=True)
-    issued = trustme.CA().issue_cert(*(names or ("127.0.0.1",)))
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
     key.write_bytes(issued.private_key_pem.bytes())
     certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    if authority is not None:
+        ca.cert_pem.write_to_path(str(authority))

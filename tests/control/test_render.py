@@ -91,7 +91,7 @@ def rendered(folder: Path, content: dict[str, Any], profile: Profile = DEBIAN, *
 @pytest.mark.parametrize("profile", [DEBIAN, OPENRESTY], ids=lambda profile: str(profile.name))
 @pytest.mark.parametrize("fleet", ["small", "full"])
 def test_golden(folder: Path, fleet: str, profile: Profile) -> None:
-    """What nginx.conf and fleet.json look like. After a change that is meant: UPDATE_GOLDEN=1 pytest, then read the diff."""
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest, then read the diff of golden/."""
     found = rendered(folder, {"small": SMALL, "full": FULL}[fleet], profile)
     names = {f"{fleet}.{profile.name}.nginx.conf": found.nginx_conf, f"{fleet}.fleet.json": encode(found.snapshot)}
     loaded = load(folder / "fleet.yaml")
