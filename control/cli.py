@@ -157,6 +157,29 @@ def status(ctx: click.Context, as_json: bool) -> None:
 
 @main.command()
 @click.pass_obj
+def run(settings: Settings) -> None:
+    """Bring everything up: runtimes, models, engines, edge, control plane. Repeat it after a change."""
+    from rich.console import Console
+
+    from control.run import run as bring_up
+
+    bring_up(settings.fleet, Console(highlight=False))
+
+
+@main.command()
+@click.option("--now", is_flag=True, help="Cut running answers instead of letting them finish.")
+@click.pass_obj
+def down(settings: Settings, now: bool) -> None:
+    """End the edge, the engines and the control plane; logs, runtimes and models stay."""
+    from rich.console import Console
+
+    from control.run import down as bring_down
+
+    bring_down(settings.fleet, Console(highlight=False), now)
+
+
+@main.command()
+@click.pass_obj
 def serve(settings: Settings) -> None:
     """Run the control plane in the foreground: the page, the engines of this machine, log rotation."""
     from control.fleet.load import load

@@ -1,0 +1,282 @@
+"""``signalbox run`` and ``signalbox down``: the whole of one fleet on this machine, up and down again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console
+
+from control.edge import apply
+from control.edge.ports import require_free, split
+from control.edge.site import Site, open_site, state_paths
+from control.engines.local import stop_recorded
+from control.engines.model import require_folder
+from control.engines.prepare import is_prepared, local_engines, prepare
+from control.engines.processes import Record, bound
+from control.errors import ControlError, EngineError, FleetError
+from control.fleet.load import LoadedFleet, load
+from control.paths import REPOSITORY, StatePaths
+from control.serve import daemon_pid, listen
+from control.terminal import EngineRow, EngineTable, Steps
+
+#: Seconds for the control plane to answer after its start (it imports, binds, polls once).
+CONTROL_TIMEOUT = 30.0
+#: Seconds that a failure seen just after a reload may be an old one.
+SETTLE_SECONDS = 3.0
+#: Seconds for the edge to find engines that are ready; it asks them about once a second.
+EDGE_SECONDS = 30.0
+LOG_TAIL = 15
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where this machine reaches one of its own listeners."""
+
+    listen: str
+    tls: bool = False
+
+    @property
+    def url(self) -> str:
+        """Scheme, host and port; an address that listens everywhere is reached over loopback."""
+        host, port = split(self.listen)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
+
+
+def run(path: Path, console: Console) -> None:
+    """Bring up everything that fleet.yaml describes, and wait until every engine of ours is ready.
+
+    What runs already goes on: only what changed is started again. Raises a SignalboxError at the first failure; what
+    was started until then goes on running, and ``down`` ends it.
+    """
+    loaded = load(path)
+    site = open_site(loaded)
+    _check_first(site)
+    _prepare(loaded, site.paths, console)
+    _start_control_plane(loaded, site.paths, console)
+    _start_edge(site, console)
+    _wait_for_engines(loaded, site.paths, console)
+    _say_what_next(loaded, console)
+
+
+def down(path: Path, console: Console, now: bool = False) -> None:
+    """End the edge, the engines and the control plane of this fleet; logs, runtimes and models stay.
+
+    ``now`` cuts running answers. What does not run is left out; nothing is an error.
+    """
+    paths = state_paths_for_stop(path)
+    if not paths.root.is_dir():
+        console.print("Nothing was ever started here.")
+        return
+    ending = apply.stop(paths, quit=not now)
+    console.print(f"The edge {ending}.")
+    with Steps(console) as progress:
+        pid = daemon_pid(paths)
+        if pid is not None:
+            _end_control_plane(paths, pid, progress)
+        progress("Making sure that no engine is left")
+        left = stop_recorded(paths)
+    for identity in left:
+        console.print(f"The engine {identity} was stopped.")
+    console.print("Nothing of this fleet runs any more.")
+
+
+def state_paths_for_stop(path: Path) -> StatePaths:
+    """The state folder, even of a fleet.yaml that cannot be used at the moment: then the default one beside it."""
+    try:
+        return state_paths(load(path))
+    except FleetError:
+        fallback = path.absolute().parent / ".signalbox"
+        if not fallback.is_dir():
+            raise
+        return StatePaths(fallback.resolve())
+
+
+def _check_first(site: Site) -> None:
+    """What would fail at the end of a long installation should fail before it."""
+    for engine in local_engines(site.loaded):
+        if isinstance(engine.source, Path):
+            require_folder(engine.spec.model, engine.source)
+    apply.render_next(site)
+    if site.process.pid() is None:
+        require_free([site.loaded.fleet.edge.listen, site.loaded.fleet.edge.admin])
+    if daemon_pid(site.paths) is None:
+        with listen(site.loaded.fleet.control.listen):
+            pass
+
+
+def _prepare(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
+    missing = [engine for engine in local_engines(loaded) if not is_prepared(engine, paths)]
+    if missing:
+        with Steps(console) as progress:
+            for engine in missing:
+                prepare(engine, paths, progress)
+
+
+def _start_control_plane(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
+    pid = daemon_pid(paths)
+    if pid is not None:
+        os.kill(pid, signal.SIGHUP)  # it reads fleet.yaml again, and gives engines that failed another try
+        console.print(f"The control plane runs already (pid {pid}).")
+        return
+    paths.control_log.parent.mkdir(parents=True, exist_ok=True)
+    bound(paths.control_log)
+    command = [sys.executable, "-m", "control", "--fleet", str(loaded.path), "serve"]
+    with paths.control_log.open("ab") as log:
+        start = log.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + CONTROL_TIMEOUT
+    while daemon_pid(paths) != process.pid or _snapshot(loaded) is None:
+        code = process.poll()
+        if code is not None or time.monotonic() > deadline:
+            said = _tail(paths.control_log, start) or f"it ended with {code}"
+            raise ControlError(f"The control plane did not start:\n{said}", f"The whole log: {paths.control_log}")
+        time.sleep(0.1)
+    console.print(f"The control plane runs (pid {process.pid}).")
+
+
+def _start_edge(site: Site, console: Console) -> None:
+    result = apply.start(site) if site.process.pid() is None else apply.reload(site)
+    for line in result.lines():
+        console.print(line, markup=False)
+
+
+def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
+    """Show the engines' phases until all are ready and the edge has found them. Raises EngineError at a failure."""
+    ours = {engine.id for engine in local_engines(loaded)}
+    if not ours:
+        return
+    began = time.monotonic()
+    found_by = None
+    with EngineTable(console) as table:
+        while True:
+            snapshot = _snapshot(loaded)
+            if snapshot is None:
+                if daemon_pid(paths) is None:
+                    tail = _tail(paths.control_log)
+                    raise ControlError(f"The control plane ended:\n{tail}", f"The whole log: {paths.control_log}")
+                time.sleep(0.3)
+                continue
+            mine = [backend for backend in snapshot["backends"] if backend["id"] in ours]
+            table.show(_row(backend) for backend in mine)
+            if time.monotonic() - began > SETTLE_SECONDS:
+                _raise_if_failed(mine, paths)
+            if len(mine) == len(ours) and all(_engine(backend).get("state") == "ready" for backend in mine):
+                if all(backend["state"] == "ready" for backend in mine):
+                    return
+                found_by = found_by or time.monotonic() + EDGE_SECONDS
+                if time.monotonic() > found_by:
+                    _raise_not_found(mine, paths)
+            time.sleep(0.3)
+
+
+def _row(backend: dict[str, Any]) -> EngineRow:
+    engine = _engine(backend)
+    state, phase = str(engine.get("state", "starting")), str(engine.get("phase", ""))
+    if state == "ready" and backend["state"] != "ready":
+        phase = "the edge looks for it"
+    since = engine.get("since") or time.time()
+    return EngineRow(backend["id"], state, phase, str(engine.get("detail", "")), max(0.0, time.time() - float(since)))
+
+
+def _engine(backend: dict[str, Any]) -> dict[str, Any]:
+    return backend.get("engine") or {}
+
+
+def _raise_if_failed(backends: list[dict[str, Any]], paths: StatePaths) -> None:
+    for backend in backends:
+        engine = _engine(backend)
+        if engine.get("state") != "failed":
+            continue
+        log = paths.engine(backend["id"]) / "engine.log"
+        tail = _tail(log)
+        raise EngineError(
+            f"The engine {backend['id']} failed ({engine['phase']}): {engine['detail']}"
+            + (f"\nThe end of {log}:\n{tail}" if tail else ""),
+            "Correct the cause and run the same command again; what is ready goes on running. `make stop` ends all.",
+        )
+
+
+def _raise_not_found(backends: list[dict[str, Any]], paths: StatePaths) -> None:
+    lost = ", ".join(f"{backend['id']}: {backend['reason'] or backend['state']}" for backend in backends
+                     if backend["state"] != "ready")  # fmt: skip
+    raise EngineError(
+        f"Engines are ready, but the edge does not reach them ({lost}).",
+        f"Does something on this machine block loopback? The edge's log: {paths.edge_logs / 'error.log'}",
+    )
+
+
+def _snapshot(loaded: LoadedFleet) -> dict[str, Any] | None:
+    """What the control plane's page shows, as JSON; None when it does not answer."""
+    try:
+        with requests.Session() as session:
+            session.trust_env = False  # no proxy stands between us and ourselves
+            answer = session.get(f"{Address(loaded.fleet.control.listen).url}/api/fleet", timeout=5)
+            answer.raise_for_status()
+            content: dict[str, Any] = answer.json()
+            return content
+    except (requests.RequestException, ValueError):
+        return None
+
+
+def curl_command(loaded: LoadedFleet) -> str:
+    """A shell command that streams an answer of the fleet's first model."""
+    edge = loaded.fleet.edge
+    model = loaded.fleet.default_model or next(iter(loaded.fleet.models))
+    question = "What is the capital of France?"
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": question}]}
+    insecure = ["--insecure"] if edge.tls else []
+    url = f"{Address(edge.listen, edge.tls is not None).url}/v1/chat/completions"
+    head = shlex.join(["curl", "--no-buffer", *insecure, url, "-H", "Content-Type: application/json"])
+    return f"{head} \\\n    -d {shlex.quote(json.dumps(body))}"
+
+
+def _say_what_next(loaded: LoadedFleet, console: Console) -> None:
+    console.print("\n[bold green]Ready.[/] This streams an answer:\n")
+    # Not through rich: it would wrap the line, and a wrapped command cannot be copied.
+    print(f"  {curl_command(loaded)}\n", file=console.file, flush=True)
+    console.print(f"The page: {Address(loaded.fleet.control.listen).url}/")
+    console.print("Ends everything: make stop")
+
+
+def _end_control_plane(paths: StatePaths, pid: int, progress: Steps) -> None:
+    """TERM, which ends the engines too; each may take its stop_timeout. KILL when it hangs: the records remain."""
+    os.kill(pid, signal.SIGTERM)
+    longest = max([record.stop_seconds for record in _records(paths)], default=0.0)
+    deadline = time.monotonic() + longest + 20
+    while daemon_pid(paths) == pid:
+        progress("Stopping the engines and the control plane", "running answers may finish")
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            deadline += 20
+        time.sleep(0.1)
+
+
+def _records(paths: StatePaths) -> list[Record]:
+    found = [Record.load(file.parent) for file in (paths.root / "engines").glob("*/process.json")]
+    return [record for record in found if record is not None]
+
+
+def _tail(log: Path, start: int = 0) -> str:
+    """The last lines of a log, from the byte ``start`` on."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-LOG_TAIL:])
