@@ -220,6 +220,7 @@ class Daemon:
                 continue
             if number == signal.SIGHUP:
                 self._reload()
+                self._rotate()  # by the limits that may be new
                 continue
             log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
             self._supervisor.stop_all()  # the page still answers meanwhile

@@ -95,13 +95,14 @@ class Stack:
         return self.daemon.url
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    """Everything running, both backends ready."""
+    """Everything running, both backends ready; a test that ends a part starts it again."""
     with ScriptedEngine("m") as first, ScriptedEngine("m") as second:
         port = free_port()
         backends = [{"id": f"m-{n}", "url": engine.url} for n, engine in enumerate((first, second), 1)]
         fleet = {
+            "edge": {"log": {"rotate_at": "1KiB", "keep": 2}},
             "control": {"listen": f"127.0.0.1:{port}"},
             "models": {"m": {"aliases": ["chat"], "loras": ["sql-lora"], "backends": backends}},
         }
@@ -159,12 +160,16 @@ def tabs(chromium: Browser) -> Iterator[Tabs]:
     assert tabs.complaints == []
 
 
-def serve_app(sources: Sources) -> tuple[str, FleetView, Any]:
+def serve_app(sources: Sources, listeners: int = 16) -> tuple[str, FleetView, Any]:
     """The page over turned sources, on a real port: for what a real edge would never say."""
     port = free_port()
     view = sources.view(interval=0.2)
     server = create_server(
-        create_app(view, WebSettings(port=port)), host="127.0.0.1", port=port, threads=8, channel_request_lookahead=1
+        create_app(view, WebSettings(port=port, listeners=listeners)),
+        host="127.0.0.1",
+        port=port,
+        threads=8,
+        channel_request_lookahead=1,
     )
     view.start()
     threading.Thread(target=server.run, daemon=True).start()

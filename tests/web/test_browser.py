@@ -42,10 +42,15 @@ def test_the_page_follows_an_engine_that_dies_and_returns(stack: Stack, tabs: Ta
 def test_requests_are_counted_live(stack: Stack, tabs: Tabs) -> None:
     page = tabs.open(stack.url)
     cells = page.locator("tr[data-backend] td:nth-child(6)")
-    assert cells.all_inner_texts() == ["0", "0"]
+    before = sum(map(int, cells.all_inner_texts()))
     for _ in range(4):
         assert stack.edge.chat({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).ok
-    wait_until("four requests on the page", lambda: sum(map(int, cells.all_inner_texts())) == 4, SOON / 1000, every=0.1)
+    wait_until(
+        "four more requests on the page",
+        lambda: sum(map(int, cells.all_inner_texts())) == before + 4,
+        SOON / 1000,
+        every=0.1,
+    )
 
 
 def test_the_page_tells_when_the_edge_stops_and_starts(stack: Stack, tabs: Tabs) -> None:
@@ -80,11 +85,10 @@ def test_both_languages_and_the_switch(stack: Stack, tabs: Tabs, locale: str, wo
     expect_state(page, "m-1", {"ready": "就绪", "就绪": "ready"}[word])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
 @pytest.mark.parametrize("width", [360, 700, 1000, 1280])
-def test_nothing_scrolls_sideways(ugly_page: str, tabs: Tabs, width: int, locale: str, scheme: str) -> None:
-    page = tabs.open(ugly_page, width, locale=locale, color_scheme=scheme)
+def test_nothing_scrolls_sideways(ugly_page: str, tabs: Tabs, width: int, locale: str) -> None:
+    page = tabs.open(ugly_page, width, locale=locale)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     inside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth).length"
     assert page.evaluate(inside) == 0, "nothing may stick out"
@@ -93,7 +97,7 @@ def test_nothing_scrolls_sideways(ugly_page: str, tabs: Tabs, width: int, locale
 def test_without_javascript_the_page_still_lists_the_backends(stack: Stack, tabs: Tabs) -> None:
     page = tabs.open(stack.url, java_script_enabled=False)
     assert page.locator("tr[data-backend] .badge").all_inner_texts() == ["ready", "ready"]
-    expect(page.locator("noscript")).to_contain_text("reload it for newer facts")
+    assert "reload it for newer facts" in page.locator(".notice").inner_text()
     assert not page.locator("#live").is_visible()
 
 

@@ -59,7 +59,7 @@ def test_without_an_edge_the_page_says_how_to_start_it() -> None:
     page = get(Sources(EdgeAbsent("The edge does not run."))).text
     assert "The edge does not run. Start it with: <code>make run</code>" in page
     assert "unknown the edge does not answer" in row(page, "m-1")
-    assert "– – ready pid 4242" in row(page, "m-1"), "the process is still ours to tell"
+    assert "not known ready pid 4242" in row(page, "m-1"), "the process is still ours to tell"
 
 
 def test_an_edge_that_answers_badly_is_no_absent_edge() -> None:

@@ -1,0 +1,202 @@
+"""The daemon as a process: starts, refuses, reloads, rotates, and what becomes of its engines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import yaml
+
+from control.errors import ControlError
+from control.paths import StatePaths
+from control.serve import daemon_pid, listen, only_one
+from tests.support.net import REPOSITORY, free_port, wait_until
+from tests.web.conftest import Daemon, Stack, serve_app
+from tests.web.fakes import Sources
+
+COMMAND = ["{python}", "-m", "tests.scripted", "--port", "{port}", "--name", "{name}"]
+
+
+def lives(pid: int) -> bool:
+    """Whether the process runs; one that only waits for its parent to read its exit code does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Local:
+    """A fleet of local engines in a folder of its own, and its daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "fleet.yaml"
+        self.paths = StatePaths(folder / "state")
+        self.port, self.admin = free_port(), free_port()
+        self.daemon = Daemon(self.file, self.port)
+        self.engine_ports = [free_port()]
+        self.write()
+
+    def write(self, **control: Any) -> None:
+        """fleet.yaml with one engine per port."""
+        engine = {"command": COMMAND, "environment": {"PYTHONPATH": str(REPOSITORY), "SECRET": "hunter2"}}
+        backends = [{"host": "here", "port": port} for port in self.engine_ports]
+        fleet = {
+            "edge": {"admin": f"127.0.0.1:{self.admin}", "listen": f"127.0.0.1:{free_port()}"},
+            "control": {"listen": f"127.0.0.1:{self.port}", "state_dir": "state", **control},
+            "hosts": {"here": {"local": True}},
+            "models": {"m": {"engine": engine, "backends": backends}},
+        }
+        self.file.write_text(yaml.safe_dump(fleet))
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        """What the page knows of the engines' processes."""
+        return {b["id"]: b["engine"] for b in self.daemon.facts()["backends"] if b["engine"]}
+
+    def until_ready(self, *ids: str) -> dict[str, int]:
+        """Wait until exactly these engines are ready; their pids."""
+
+        def ready() -> bool:
+            return dict.fromkeys(ids, "ready") == {id_: engine["state"] for id_, engine in self.engines().items()}
+
+        wait_until(f"{ids} to be ready", ready, 20, every=0.1)
+        return {id_: engine["pid"] for id_, engine in self.engines().items()}
+
+    def clean_up(self) -> None:
+        """End whatever a failed test left."""
+        with contextlib.suppress(AssertionError, AttributeError):
+            self.daemon.stop()
+        for record in self.paths.root.glob("engines/*/process.json"):
+            with contextlib.suppress(OSError, ValueError):
+                os.killpg(json.loads(record.read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    local = Local(tmp_path)
+    yield local
+    local.clean_up()
+
+
+def test_engines_outlive_a_killed_daemon_and_end_with_a_told_one(local: Local) -> None:
+    local.daemon.start()
+    pids = local.until_ready("m-1")
+    assert daemon_pid(local.paths) == local.daemon.process.pid == int(local.paths.control_pid.read_text())
+
+    local.daemon.tell(signal.SIGKILL)
+    local.daemon.process.wait()
+    assert daemon_pid(local.paths) is None and local.paths.control_pid.exists(), "the pid file is stale now"
+    assert lives(pids["m-1"])
+
+    local.daemon.start()
+    assert local.until_ready("m-1") == pids, "adopted, not started again"
+    assert local.daemon.stop() == 0
+    assert not lives(pids["m-1"])
+    assert not local.paths.control_pid.exists()
+    text = local.daemon.text()
+    assert "Told to stop (SIGTERM)" in text and "Traceback" not in text and "hunter2" not in text
+
+
+def test_hangup_reads_the_fleet_again_and_a_broken_one_changes_nothing(local: Local) -> None:
+    local.daemon.start()
+    pids = local.until_ready("m-1")
+    good = local.file.read_text()
+    local.file.write_text(good.replace("policy", "polizy") + "\nunknown_key: 1\n")
+    local.daemon.tell(signal.SIGHUP)
+    wait_until("the complaint", lambda: "the old one stays in force" in local.daemon.text(), 5)
+    assert "unknown_key" in local.daemon.text()
+    assert local.until_ready("m-1") == pids
+
+    local.engine_ports.append(free_port())
+    local.write()
+    local.daemon.tell(signal.SIGHUP)
+    both = local.until_ready("m-1", "m-2")
+    assert both["m-1"] == pids["m-1"], "the first engine was left alone"
+
+    del local.engine_ports[1]
+    local.write()
+    local.daemon.tell(signal.SIGHUP)
+    assert local.until_ready("m-1") == pids
+    wait_until("the second engine to end", lambda: not lives(both["m-2"]), 10)
+
+
+def test_a_second_daemon_is_refused(local: Local) -> None:
+    local.daemon.start()
+    second = Daemon(local.file, local.port).start(wait=False)
+    assert second.process.wait(15) == 1
+    text = second.text()
+    assert f"already runs (pid {local.daemon.process.pid})" in text and "make stop" in text and "Traceback" not in text
+    assert daemon_pid(local.paths) == local.daemon.process.pid
+
+
+def test_a_port_in_use_is_named_with_its_holder(local: Local) -> None:
+    with socket.create_server(("127.0.0.1", local.port)):
+        local.daemon.start(wait=False)
+        assert local.daemon.process.wait(15) == 1
+    text = local.daemon.text()
+    assert f"127.0.0.1:{local.port} is in use by" in text and str(os.getpid()) in text and "Traceback" not in text
+    assert not local.paths.control_pid.exists() and not (local.paths.root / "engines").exists(), "nothing half-started"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9090", "192.0.2.1:9090", "[::]:9090", "example.com:9090"])
+def test_only_this_machine_can_reach_the_page(address: str) -> None:
+    with pytest.raises(ControlError, match="listens on this machine only"), listen(address):
+        pass
+
+
+def test_an_unreadable_stale_pid_file_is_no_obstacle(tmp_path: Path) -> None:
+    path = StatePaths(tmp_path).control_pid
+    path.parent.mkdir()
+    for left in ("", "1\n", "not a number", "99999999999999999999"):
+        path.write_text(left)
+        assert daemon_pid(StatePaths(tmp_path)) is None
+        with only_one(path):
+            assert path.read_text() == f"{os.getpid()}\n"
+        assert not path.exists()
+
+
+def test_no_secret_reaches_the_page_or_the_log(stack: Stack) -> None:
+    shown = requests.get(stack.url, timeout=5).text + json.dumps(stack.daemon.facts()) + stack.daemon.text()
+    assert stack.edge.token not in shown
+
+
+def test_the_edges_logs_are_rotated(stack: Stack) -> None:
+    for _ in range(20):
+        stack.edge.chat({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    log = stack.edge.paths.edge_logs / "access.log"
+    stack.edge.process.reopen_logs()  # nginx writes out what it holds back
+    wait_until("a log that is too long", lambda: log.stat().st_size > 1024)
+    stack.daemon.tell(signal.SIGHUP)  # looks at once, not only at the next turn
+    wait_until("the old log", lambda: (log.parent / "access.log.1").exists(), 5)
+    wait_until("the new log", log.exists, 5)
+    assert "Rotated the edge's access.log." in stack.daemon.text()
+
+
+def test_a_reader_that_leaves_frees_its_place() -> None:
+    url, view, server = serve_app(Sources(), listeners=2)
+    try:
+        readers = [requests.get(url + "api/events", stream=True, timeout=5) for _ in range(2)]
+        for reader in readers:
+            assert next(reader.iter_lines()) == b"event: whole"
+        refused = requests.get(url + "api/events", timeout=5)
+        assert refused.status_code == 503 and "Close a tab" in refused.text
+        assert requests.get(url, timeout=5).ok, "the page itself is always there"
+        readers[0].close()
+
+        def free() -> bool:
+            with requests.get(url + "api/events", stream=True, timeout=5) as again:
+                return again.status_code == 200
+
+        wait_until("the place", free, 5, every=0.1)
+        readers[1].close()
+    finally:
+        view.close()
+        server.close()
