@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +21,17 @@ class ErrorLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._start = path.stat().st_size if path.exists() else 0
+        status = path.stat() if path.exists() else None
+        self._file = status.st_ino if status else 0
+        self._start = status.st_size if status else 0
 
     def new_lines(self) -> list[str]:
         """Lines written since construction (the last 256 KiB of them)."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)
-                start = self._start if end >= self._start else 0  # smaller: rotated meanwhile
+                rotated = end < self._start or os.fstat(file.fileno()).st_ino != self._file
+                start = 0 if rotated else self._start
                 file.seek(max(start, end - _READ_BYTES))
                 return file.read().decode(errors="replace").splitlines()
         except FileNotFoundError:

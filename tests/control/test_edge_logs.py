@@ -67,7 +67,9 @@ def test_error_log_from_a_moment_on(tmp_path: Path) -> None:
         file.write("2026/01/01 00:00:01 [emerg] 1#1: bind() to 127.0.0.1:1 failed (98: Address already in use)\n")
         assert not log.fatal()
         file.write("2026/01/01 00:00:02 [error] 1#1: init_by_lua error: module 'a' not found:\n")
-        file.write("\tno field package.preload['a']\n\tno file './a.lua'\nstack traceback:\n\t[C]: in function 'require'\n")
+        file.write(
+            "\tno field package.preload['a']\n\tno file './a.lua'\nstack traceback:\n\t[C]: in function 'require'\n"
+        )
         file.write("2026/01/01 00:00:03 [notice] 1#1: signal process started\n")
     assert log.fatal()
     assert log.severe() == [
@@ -76,6 +78,7 @@ def test_error_log_from_a_moment_on(tmp_path: Path) -> None:
         "stack traceback:",
         "\t[C]: in function 'require'",
     ]
+    path.rename(tmp_path / "error.log.1")
     path.write_text("2026/01/01 00:00:04 [error] 1#1: after a rotation\n")
     assert log.severe() == ["2026/01/01 00:00:04 [error] 1#1: after a rotation"]
 
