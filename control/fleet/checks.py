@@ -228,9 +228,15 @@ def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:
     for name, model in fleet.models.items():
         started = any(backend.host is not None for backend in model.backends)
         if started and isinstance(model.source, str) and not _is_folder(folder / model.source):
-            message = f"there is no folder {folder / model.source}."
+            message = f"there is no folder {_shown(folder / model.source)}."
             hint = "Give a folder in Hugging Face format (config.json and weights), relative to fleet.yaml or absolute."
             yield Finding(("models", name, "source"), message, hint)
+
+
+def _shown(path: Path) -> str:
+    """A path as a message names it: invisible characters become visible."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
 
 
 def _is_folder(path: Path) -> bool:
@@ -246,9 +252,11 @@ def _file(path: KeyPath, folder: Path, written: str | None) -> Iterator[Finding]
     file = folder / written
     try:
         if not file.is_file():
-            yield Finding(path, f"there is no file {file}.", "Create it, or correct the path.")
+            yield Finding(path, f"there is no file {_shown(file)}.", "Create it, or correct the path.")
             return
         with file.open("rb"):
             pass
     except OSError as error:
-        yield Finding(path, f"the file {file} cannot be read: {error.strerror}.", "Correct its path or permissions.")
+        yield Finding(
+            path, f"the file {_shown(file)} cannot be read: {error.strerror}.", "Correct its path or permissions."
+        )

@@ -38,9 +38,14 @@ def schema_json() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Docstrings mark code with double backquotes; editors show descriptions as Markdown."""
+    """Finishing touches for editors.
+
+    Docstrings mark code with double backquotes, Markdown with single ones. And pydantic leaves names that do not fit
+    their pattern open in the schema, although it refuses them.
+    """
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        closed = {"additionalProperties": False} if "patternProperties" in value else {}
+        return {key: _plain(item) for key, item in value.items()} | closed
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.replace("``", "`") if isinstance(value, str) else value

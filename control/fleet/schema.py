@@ -90,7 +90,7 @@ Url = Annotated[
     str,
     _shape(
         r"^https?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?/?$",
-        "a URL with http:// or https://, a host name or address and perhaps a port, but no path (the edge adds /v1/...)",
+        "a URL with http:// or https://, a host name or address, perhaps a port, but no path (the edge adds /v1/...)",
     ),
 ]
 Package = Annotated[

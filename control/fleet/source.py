@@ -22,6 +22,8 @@ MAX_BYTES = 1024**2
 MAX_DEPTH = 32
 MAX_NODES = 100_000  # after aliases are followed: no "billion laughs"
 
+#: Line breaks to PyYAML, but to no editor: they would shift every line number after them.
+_STRANGE_BREAK = re.compile("[\x85\u2028\u2029]")
 _TAG = "tag:yaml.org,2002:"
 
 #: What PyYAML says → what it means for somebody who writes fleet.yaml.
@@ -114,6 +116,13 @@ def _failure(path: Path, message: str, suggestion: str = "", line: int = 1, colu
     return FleetError([Problem(path, line, "", message, suggestion, column)])
 
 
+def _character(path: Path, text: str, position: int) -> FleetError:
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    reason = f"the character U+{ord(text[position]):04X} is not allowed in this file."
+    return _failure(path, reason, "Remove it.", line, column)
+
+
 class _TooDeep(yaml.MarkedYAMLError):
     """Brackets or indentation deeper than any fleet needs."""
 
@@ -147,13 +156,13 @@ for _name, _pattern, _first in (
 
 def _compose(text: str, path: Path) -> Node | None:
     """The node tree; every way in which PyYAML can fail ends in a ``FleetError``."""
+    strange = _STRANGE_BREAK.search(text)
+    if strange is not None:
+        raise _character(path, text, strange.start())
     try:
         loader = _Composer(text)
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        column = error.position - text.rfind("\n", 0, error.position)
-        code = f"U+{ord(text[error.position]):04X}"
-        raise _failure(path, f"the character {code} is not allowed in YAML.", "Remove it.", line, column) from None
+        raise _character(path, text, error.position) from None
     try:
         node: Node | None = loader.get_single_node()
         return node

@@ -66,6 +66,7 @@ def test_scalars_are_those_of_yaml_1_2(written: str, value: object) -> None:
         ("a: \"\\UFFFFFFFF\"\n", 1, 7, "escape"),
         ("a: 1\n---\nb: 1\n", 2, 1, "more than one document"),
         ("a: \x01\n", 1, 4, "U+0001"),
+        ("a: 1\nb: 'x\u2028y'\n", 2, 6, "U+2028"),
         ("a: 1\nb: \ud800", 2, 4, "U+D800"),
         ("a: |x\n", 1, 5, "not valid YAML"),
         ("a: " + "[" * 100_000, 1, 35, "more than 32 levels deep"),
