@@ -60,8 +60,9 @@ local function send(state, backend)
         var.edge_host = backend.host_header
     end
     -- proxy_pass sends the address as the client wrote it: make it the one that was allowed.
-    if var.request_uri ~= var.uri then
-        set_uri(var.uri)
+    local uri = var.uri
+    if var.request_uri ~= uri then
+        set_uri(uri)
     end
     if backend.tls_location then
         return exec(backend.tls_location)

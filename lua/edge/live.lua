@@ -23,25 +23,41 @@ local function key()
 end
 
 
--- Begins the table of the current request. Fields are set by the rooms that learn them:
---   access: route, model, name, backend, slot, tries, spare, tried   openai: error
---   stream: chunks, first, last, gap_max, usage, eof, sse
+-- Begins the table of the current request. All fields stand here, so that it never grows; false is
+-- "not known". Each is set by the room that learns it.
 function _M.begin()
     local state = {
         started = start_time(),
+        error = false,       -- openai: the code of an error that the edge itself answered with
+        -- access and request
         route = false,
         model = false,
+        name = false,        -- the name that the client sent
         backend = false,
-        slot = false,
+        slot = false,        -- the backend whose slot this request holds
+        text = false,        -- the body, until it is known whether it must change
+        from_file = false,
+        name_first = false,
+        name_last = false,
+        field = false,       -- where the model stands in a multipart body
+        body_size = 0,
+        -- balancer
         tries = 0,
-        chunks = 0,
+        spare = 0,           -- how many other backends may be tried
+        tried = false,
+        -- stream; times in seconds
+        begun = false,
+        sse = false,
+        makes = false,       -- the answer makes a response that a later GET asks for
+        gaps = false,
+        carry = false,       -- the end of a read that was not a whole event
         first = false,
         last = false,
+        chunks = 0,
         gap_max = 0,
-        sse = false,
-        eof = false,
         usage = false,
-        error = false,
+        error_event = false,
+        eof = false,
     }
     live_cache[key()] = state
     return state

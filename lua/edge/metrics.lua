@@ -54,8 +54,9 @@ local ORDER = { "requests", "tokens", "retries", "ttft", "itl", "duration" }
 
 local _M = {}
 
--- Increments of this worker that are not in the dictionary yet: series key -> number.
-local counts_cache = {}
+-- This worker's counters, with what is not in the dictionary yet: list of {key, value}, and by key.
+local counters_cache, counter_count = {}, 0
+local by_key_cache = {}
 -- Gap histograms by model: arrays, because they are counted per chunk.
 local gaps_cache = {}
 
@@ -73,11 +74,26 @@ do
 end
 
 
--- Adds to the counter `family` with labels as promtext.labels makes them. Keys are few: callers
--- keep them.
-function _M.add(family, labels, value)
-    local key = family .. labels
-    counts_cache[key] = (counts_cache[key] or 0) + value
+local function counter_at(key)
+    local counter = by_key_cache[key]
+    if not counter then
+        counter = { key = key, value = 0 }
+        by_key_cache[key] = counter
+        counter_count = counter_count + 1
+        counters_cache[counter_count] = counter
+    end
+    return counter
+end
+
+
+-- The counter of `family` with these labels (name, value, ...). Callers keep it: making it costs.
+function _M.counter(family, ...)
+    return counter_at(family .. promtext.labels(...))
+end
+
+
+function _M.add(counter, value)
+    counter.value = counter.value + value
 end
 
 
@@ -91,35 +107,37 @@ local function bucket_of(bounds, seconds)
 end
 
 
--- Series keys of one model's histogram, made once.
-local function histogram_keys(model, family)
-    local keys = { sum = family .. "/sum/" .. model }
-    for i = 1, #FAMILIES[family].bounds + 1 do
-        keys[i] = family .. "/" .. i .. "/" .. model
+-- Counters of one model's histogram: one per bucket, and `sum`. Made once.
+local function make_histogram(family, model)
+    local histogram = {
+        bounds = FAMILIES[family].bounds,
+        sum = counter_at(family .. "/sum/" .. model),
+    }
+    for i = 1, #histogram.bounds + 1 do
+        histogram[i] = counter_at(family .. "/" .. i .. "/" .. model)
     end
-    return keys
+    return histogram
 end
 
 
-local keys_cache = { ttft = {}, itl = {}, duration = {} }
+local histograms_cache = { ttft = {}, itl = {}, duration = {} }
 
 
-local function keys_of(family, model)
-    local keys = keys_cache[family][model]
-    if not keys then
-        keys = histogram_keys(model, family)
-        keys_cache[family][model] = keys
+local function histogram_of(family, model)
+    local histogram = histograms_cache[family][model]
+    if not histogram then
+        histogram = make_histogram(family, model)
+        histograms_cache[family][model] = histogram
     end
-    return keys
+    return histogram
 end
 
 
 -- Counts one observation in seconds for a model.
 function _M.observe(family, model, seconds)
-    local keys = keys_of(family, model)
-    local key = keys[bucket_of(FAMILIES[family].bounds, seconds)]
-    counts_cache[key] = (counts_cache[key] or 0) + 1
-    counts_cache[keys.sum] = (counts_cache[keys.sum] or 0) + seconds
+    local histogram = histogram_of(family, model)
+    _M.add(histogram[bucket_of(histogram.bounds, seconds)], 1)
+    _M.add(histogram.sum, seconds)
 end
 
 
@@ -146,17 +164,13 @@ end
 
 local function collect_gaps()
     for model, gaps in pairs(gaps_cache) do
-        local keys = keys_of("itl", model)
+        local histogram = histogram_of("itl", model)
         for i = 1, #gaps do
-            if gaps[i] > 0 then
-                counts_cache[keys[i]] = (counts_cache[keys[i]] or 0) + gaps[i]
-                gaps[i] = 0
-            end
+            _M.add(histogram[i], gaps[i])
+            gaps[i] = 0
         end
-        if gaps.sum > 0 then
-            counts_cache[keys.sum] = (counts_cache[keys.sum] or 0) + gaps.sum
-            gaps.sum = 0
-        end
+        _M.add(histogram.sum, gaps.sum)
+        gaps.sum = 0
     end
 end
 
@@ -182,9 +196,12 @@ end
 -- Adds this worker's increments to the dictionary.
 function _M.flush()
     collect_gaps()
-    for key, value in pairs(counts_cache) do
-        counts_cache[key] = nil
-        store(key, value)
+    for i = 1, counter_count do
+        local counter = counters_cache[i]
+        if counter.value ~= 0 then
+            store(counter.key, counter.value)
+            counter.value = 0
+        end
     end
 end
 

@@ -58,7 +58,7 @@ local function choose_model(state, fleet, name)
                 .. known_names(fleet) .. ".", { param = "model" }
         end
         state.model = fleet.models[default]
-        state.name = nil
+        state.name = false
         return true
     end
 
@@ -122,7 +122,7 @@ local function from_json(state, fleet)
     if not ok then
         return nil, status, code, message, more
     end
-    if first and name and name ~= "" then
+    if state.name then
         state.text, state.from_file, state.name_first, state.name_last = text, from_file, first, last
     end
     state.body_size = #text
@@ -150,7 +150,7 @@ local function from_multipart(state, fleet, content_type)
     if not ok then
         return nil, status, code2, message2, more
     end
-    state.field = field and field.value ~= "" and field or nil
+    state.field = field and field.value ~= "" and field or false
     state.body_size = 0
     return true
 end
@@ -163,10 +163,9 @@ function _M.read(state, fleet)
         return nil, status, code, message
     end
     local content_type = ngx.var.content_type or ""
-    local plain = lower(content_type)
     local multi = state.route.kind == "multipart"
     local wanted = multi and "multipart/form-data" or "application/json"
-    if not find(plain, wanted, 1, true) then
+    if content_type ~= wanted and not find(lower(content_type), wanted, 1, true) then
         return nil, 415, "unsupported_media_type", "This path takes " .. wanted
             .. ". Set the Content-Type header accordingly."
     end
@@ -183,7 +182,7 @@ end
 
 -- Gives the engine the name it knows, when the client's name is another one.
 function _M.rename(state, backend)
-    if state.name == nil or backend.served[state.name] or not (state.text or state.field) then
+    if not state.name or backend.served[state.name] or not (state.text or state.field) then
         return
     end
     if state.text then
@@ -199,10 +198,10 @@ end
 
 -- Drops the body from Lua's memory: nginx holds what goes to the engine.
 function _M.forget(state)
-    state.text = nil
+    state.text = false
     clear(starts_cache)
     clear(stops_cache)
-    body.forget(state.body_size or 0)
+    body.forget(state.body_size)
 end
 
 

@@ -55,6 +55,7 @@ end
 
 -- What the answer is, known once its first bytes come.
 local function begin(state)
+    state.begun = true
     local content_type = ngx.header["Content-Type"]
     state.sse = content_type ~= nil and find(content_type, "text/event-stream", 1, true) ~= nil
     state.makes = state.route.makes_responses or false
@@ -73,7 +74,9 @@ local function slow(state, text, time)
     end
     if not state.first and state.sse then
         -- TTFT is the first event that is not a comment (vLLM's keep-alive while a request waits).
-        if find(text, "^data:") or find(text, "^event:") or find(text, "\ndata:", 1, true) then
+        if sub(text, 1, 5) == "data:" or sub(text, 1, 6) == "event:"
+            or find(text, "\ndata:", 1, true)
+        then
             state.first = time
         end
 
@@ -89,7 +92,7 @@ local function slow(state, text, time)
         state.error_event = true
     end
     if state.sse and sub(text, -1) == "\n" and not state.makes then
-        state.carry = nil
+        state.carry = false
 
     else
         state.carry = sub(text, -CARRY)
@@ -136,7 +139,7 @@ function _M.run()
         end
 
     else
-        if state.chunks == 0 and not state.first then
+        if not state.begun then
             begin(state)
         end
         slow(state, whole and ffi_string(data, size) or ngx.arg[1], time)
