@@ -36,6 +36,7 @@ from control.bench.stand import (
     Stand,
     fake_engine,
     install_vllm_router,
+    on_core,
     vllm_router_version,
 )
 from control.edge.binary import find_engine
@@ -190,12 +191,12 @@ def run(effort: Effort, names: Sequence[str], console: Console) -> dict[str, Any
     if VLLM_ROUTER in names:
         with console.status("Installing vllm-router into its own venv, unless it is there"):
             install_vllm_router(StatePaths(REPOSITORY / ".signalbox").runtimes)
-    os.sched_setaffinity(0, {cores.load})
     repeats = []
-    with tempfile.TemporaryDirectory(prefix="signalbox-bench-") as folder, fake_engine(cores, Path(folder)) as stand:
-        os.chmod(
-            folder, 0o755
-        )  # started by root, nginx's workers are somebody else and keep large bodies in files here
+    with ExitStack() as stack:
+        stack.enter_context(on_core(cores.load))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="signalbox-bench-")))
+        folder.chmod(0o755)  # started by root, nginx's workers are somebody else and keep large bodies in files here
+        stand = stack.enter_context(fake_engine(cores, folder))
         for number in range(effort.repeats):
             console.print(f"Repeat {number + 1} of {effort.repeats}")
             repeats.append(one_repeat(stand, turned(names, number), effort, console))

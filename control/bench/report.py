@@ -47,10 +47,11 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 def print_table(result: Mapping[str, Any], console: Console) -> None:
     """Print the run as a table; the span of the repeats stands below the median."""
+    console = Console(file=console.file, width=max(console.width, 120))
     title = f"bench-edge: median (least to greatest) of {result['repeats']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if index in (0, 6, 7) else "right", min_width=(14, 6)[index in (4, 5)])
+        table.add_column(heading, justify="left" if index in (0, 6, 7) else "right", no_wrap=True)
     for row in result["rows"]:
         held = row["bound"]["held"] if row["bound"] else None
         style = None if held is None else ("green" if held else "bold red")

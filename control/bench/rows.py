@@ -43,12 +43,12 @@ ROWS = (
     Row("cpu_100kb", "CPU per request, 100 KB body", "µs", bound=Bound(0.9, "vllm-router")),
     Row("cpu_1mb", "CPU per request, 1 MB body", "µs", digits=0),
     Row("cpu_stream", "CPU per stream of 50 events", "µs", digits=0, bound=Bound(1.0, "vllm-router")),
-    Row("latency_p50", "Added latency at low load, p50", "µs", digits=0),
-    Row("latency_p99", "Added latency at low load, p99", "µs", digits=0),
-    Row("chunk_p99", "Added lateness of an event, p99", "ms", digits=3, ratios=False, bound=Bound(0.5)),
-    Row("memory_before", "Resident memory before fifty 10 MB bodies", "MB"),
-    Row("memory_after", "Resident memory after them", "MB"),
-    Row("memory_growth", "Growth of resident memory", "MB", ratios=False, bound=Bound(64.0)),
+    Row("latency_p50", "Added latency, p50", "µs", digits=0),
+    Row("latency_p99", "Added latency, p99", "µs", digits=0),
+    Row("chunk_p99", "Added lateness per event, p99", "ms", digits=3, ratios=False, bound=Bound(0.5)),
+    Row("memory_before", "Memory before 50 bodies of 10 MB", "MB"),
+    Row("memory_after", "Memory after them", "MB"),
+    Row("memory_growth", "Growth of memory", "MB", ratios=False, bound=Bound(64.0)),
 )
 
 
