@@ -16,7 +16,7 @@ local states = ngx.shared.edge_state
 
 -- Top-level members that routing depends on: an engine and the edge must never read different ones.
 local WANTED = { model = true, stream = true, kv_transfer_params = true }
-local FIELDS = { model = true }
+local FIELDS = { model = true, kv_transfer_params = true }
 local MAX_LISTED = 20
 
 
@@ -72,6 +72,8 @@ local function choose_model(state, fleet, name)
     end
     state.model = model
     state.name = name
+    -- An adapter that only the engines know has no other name.
+    state.reported = fleet.names[name] == nil
     return true
 end
 
@@ -83,6 +85,12 @@ local function check_json_headers()
             .. (encoding:match("^[%w, _-]+$") or "?") .. "' are not accepted. Send the body uncompressed."
     end
     return true
+end
+
+
+local function refuse_transfer()
+    return nil, 400, "field_not_allowed", "The field 'kv_transfer_params' is not accepted from clients:"
+        .. " it names hosts and cache blocks of the engines.", { param = "kv_transfer_params" }
 end
 
 
@@ -100,8 +108,7 @@ local function from_json(state, fleet)
         return nil, 400, code, err
     end
     if starts.kv_transfer_params then
-        return nil, 400, "field_not_allowed", "The field 'kv_transfer_params' is not accepted from clients:"
-            .. " it names hosts and cache blocks of the engines.", { param = "kv_transfer_params" }
+        return refuse_transfer()
     end
 
     local first, last = starts.model, stops.model
@@ -145,6 +152,9 @@ local function from_multipart(state, fleet, content_type)
     if not fields then
         return nil, 400, code or "invalid_multipart", message
     end
+    if fields.kv_transfer_params then
+        return refuse_transfer()
+    end
     local field = fields.model
     local ok, status, code2, message2, more = choose_model(state, fleet, field and field.value)
     if not ok then
@@ -182,7 +192,9 @@ end
 
 -- Gives the engine the name it knows, when the client's name is another one.
 function _M.rename(state, backend)
-    if not state.name or backend.served[state.name] or not (state.text or state.field) then
+    if not state.name or state.reported or backend.served[state.name]
+        or not (state.text or state.field)
+    then
         return
     end
     if state.text then
