@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 from control.fleet.address import ip, is_host, is_loopback, overlap, split_listen, split_url
-from control.fleet.messages import Finding, did_you_mean
-from control.fleet.schema import PLACEHOLDER, PLACEHOLDERS, Backend, Engine, Fleet, Model
+from control.fleet.messages import Finding, did_you_mean, shown
+from control.fleet.schema import PLACEHOLDERS, Backend, Engine, Fleet, Model
 from control.fleet.source import KeyPath, dotted
 
 LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("control", "listen"))
@@ -192,16 +193,23 @@ def _engine(path: KeyPath, engine: Engine, model: Model, *, started: bool) -> It
         message = f"the runtime {engine.runtime} needs a model to serve."
         yield Finding((*path, "runtime"), message, "Add 'source:' to the model.", (source,))
     for index, argument in enumerate(engine.command or []):
-        for name in PLACEHOLDER.findall(argument):
-            known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
-            if name not in PLACEHOLDERS:
-                hint = did_you_mean(name, PLACEHOLDERS)
-                message = f"unknown placeholder {{{name}}}; there are {known}."
-                yield Finding((*path, "command", index), message, hint)
-            elif name == "model" and model.source is None:
-                message = "{model} is the model's folder, but the model has no source."
-                yield Finding((*path, "command", index), message, "Add 'source:' to the model.", (source,))
+        yield from _argument((*path, "command", index), argument)
     yield from _scheduler(path, engine)
+
+
+def _argument(path: KeyPath, argument: str) -> Iterator[Finding]:
+    """The braces of one word of a command: bare placeholders only (no ``{port:>9}``), others doubled."""
+    hint = "A brace that is meant as one is doubled: {{ and }}."
+    try:
+        fields = [field for field in Formatter().parse(argument) if field[1] is not None]
+    except ValueError:
+        yield Finding(path, "a brace is not closed, or is closed without being open.", hint)
+        return
+    known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    for _, name, layout, conversion in fields:
+        if name not in PLACEHOLDERS or layout or conversion:
+            message = f"unknown placeholder {shown(argument)}; there are {known}."
+            yield Finding(path, message, did_you_mean(name or "", PLACEHOLDERS, hint))
 
 
 def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -12,8 +11,7 @@ from control.fleet.units import Bytes, Milliseconds
 #: Pattern → what it allows, in words: nobody should have to read a regular expression in an error message.
 PATTERN_WORDS: dict[str, str] = {}
 
-#: ``{port}`` and the like in ``engine.command``; other braces (JSON) are left alone.
-PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: What ``engine.command`` may have in braces; a brace that is meant as one is doubled.
 PLACEHOLDERS = ("port", "host", "name", "model", "python")
 
 

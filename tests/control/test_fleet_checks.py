@@ -118,9 +118,16 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     (
         (*OWN, "engine"),
         command("x", "--a={prt}"),
-        ["engine.command[1]: unknown placeholder {prt}; there are {port}, {host}"],
+        ["engine.command[1]: unknown placeholder '--a={prt}'; there are {port}, {host}, {name}, {model}"],
     ),
-    ((*OWN, "engine"), command("x", '{"json": {"a": 1}}', "{}"), []),
+    ((*OWN, "engine"), command("x", '{{"json": {{"a": 1}}}}', "{port}/{name}"), []),
+    ((*OWN, "engine"), command('{"json": 1}'), ["A brace that is meant as one is doubled: {{ and }}."]),
+    ((*OWN, "engine"), command("{"), ["command[0]: a brace is not closed, or is closed without being open."]),
+    ((*OWN, "engine"), command("a}"), ["command[0]: a brace is not closed, or is closed without being open."]),
+    ((*OWN, "engine"), command("{}"), ["unknown placeholder '{}'"]),
+    ((*OWN, "engine"), command("{port:>999999999}"), ["unknown placeholder '{port:>999999999}'"]),
+    ((*OWN, "engine"), command("{port!r}"), ["unknown placeholder '{port!r}'"]),
+    ((*OWN, "engine"), command("{name.__class__}"), ["unknown placeholder '{name.__class__}'"]),
     (("models", "packaged", "source"), None, []),
     ((*OWN, "backends", 0, "model_name"), "x", ["backends[0].model_name: model_name is for engines that already run"]),
     (
@@ -195,19 +202,6 @@ def test_headers_that_pass_already(tmp_path: Path) -> None:
     assert "passes already" in problem.message
     (problem,) = problems_of(tmp_path, changed(FULL, ("edge", "pass_headers"), ["User-Agent"]))
     assert "passes already" in problem.message
-
-
-def test_model_placeholder_needs_a_source(tmp_path: Path) -> None:
-    text = """\
-hosts: {here: {local: true}}
-models:
-  m:
-    engine: {command: ["{model}"]}
-    backends: [{host: here, port: 8101}]
-"""
-    (problem,) = problems_of(tmp_path, text)
-    assert problem.line == 4
-    assert "the model has no source" in problem.message
 
 
 def test_a_port_taken_on_another_address_is_free(tmp_path: Path) -> None:
