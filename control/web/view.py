@@ -15,6 +15,8 @@ Note = Literal["", "no_edge", "not_in_edge", "not_in_fleet"]
 #: Engines say what they like: so many names, so many characters of each text reach the page.
 MAX_REPORTED = 32
 MAX_TEXT = 300
+#: Why an engine of ours died may be a long line.
+MAX_DETAIL = 1000
 
 
 class EngineStatusLike(Protocol):
@@ -228,7 +230,7 @@ def _engine(status: EngineStatusLike) -> EngineView:
     return EngineView(
         state=_text(status.state),
         phase=_text(status.phase),
-        detail=_text(status.detail),
+        detail=_text(status.detail, MAX_DETAIL),
         since=_number(status.since),
         pid=status.pid,
         restarts=status.restarts,
@@ -241,8 +243,8 @@ def _rows(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value)[:MAX_TEXT]
+def _text(value: object, most: int = MAX_TEXT) -> str:
+    return "" if value is None else str(value)[:most]
 
 
 def _number(value: object) -> float | None:

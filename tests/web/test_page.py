@@ -222,3 +222,20 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 def test_unknown_paths_and_static_escapes_are_404() -> None:
     for path in ("/nothing", "/static/../app.py", "/static/%2e%2e/app.py", "/static/"):
         assert get(Sources(), path).status_code == 404
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_texts_have_contrast_enough_in_light_and_dark(scheme: int) -> None:
+    css = get(Sources(), "/static/fleet.css").text
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", re.findall(r":root \{(.*?)\}", css, re.S)[scheme]))
+    pairs = [(text, ground) for text in ("ink", "quiet", "link", "down") for ground in ("paper", "panel")]
+    pairs += [(state, f"{state}-back") for state in ("ready", "starting", "down", "unknown")]
+    for text, ground in pairs:
+        low, high = sorted((luminance(colours[text]), luminance(colours[ground])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, f"{text} on {ground}"
