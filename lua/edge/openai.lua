@@ -82,6 +82,7 @@ end
 -- What nginx refuses by itself: status -> code, message, more.
 local NGINX = {
     [400] = { "bad_request", "The request could not be read: its headers or its first line are malformed." },
+    [404] = { "path_not_found", "This path is not served." },
     [408] = { "request_timeout", "The request did not arrive in time." },
     [411] = { "length_required", "The request needs a Content-Length header." },
     [413] = { "body_too_large", "The request body is larger than this server accepts" },

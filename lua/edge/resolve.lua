@@ -12,7 +12,7 @@ local now = ngx.now
 local max = math.max
 local ERR = ngx.ERR
 
-local MIN_TTL, FAILED_TTL = 1, 5
+local MIN_TTL, FAILED_TTL = 1, 2
 
 
 local _M = {}
