@@ -22,6 +22,10 @@ local _M = {}
 -- Moves the request's slot to another backend after a failed connect.
 local function move(state)
     local last = state.backend
+    if state.spare == 0 then
+        -- A kept connection had closed under a GET: nginx asks again, for the same engine.
+        return last
+    end
     probe.connect_failed(last, state.model)
     local tried = state.tried
     if not tried then

@@ -88,6 +88,8 @@ local function build_backend(id, given)
         key_env = given.key_env,
         own_key = "own:" .. pid .. ":" .. id,
         total_key = "total:" .. id,
+        -- What is known of an engine is forgotten when the id moves to another one.
+        state_key = id .. "@" .. given.scheme .. "://" .. given.host .. ":" .. given.port,
     }
     backend.host_header = backend.named and given.host .. ":" .. given.port or nil
     local key = read_key(backend)
@@ -144,9 +146,11 @@ local function refresh_states(fleet)
     for _, model in pairs(fleet.models) do
         local ready, n = {}, 0
         for _, backend in ipairs(model.backends) do
-            backend.state = states:get("state:" .. backend.id) or "starting"
-            backend.probed = states:get("since:" .. backend.id) ~= nil
-            backend.address = states:get("address:" .. backend.id) or backend.address
+            backend.state = states:get("state:" .. backend.state_key) or "starting"
+            backend.probed = states:get("since:" .. backend.state_key) ~= nil
+            if backend.named then
+                backend.address = states:get("address:" .. backend.host) or backend.address
+            end
             if backend.address and (backend.state == "ready" or not backend.probed) then
                 n = n + 1
                 ready[n] = backend
@@ -181,13 +185,6 @@ function _M.touch()
     if err then
         log(ERR, "edge: fleet: could not announce a change: ", err)
     end
-end
-
-
--- Makes every worker read the engines' key files again.
-function _M.reread_keys()
-    dict:incr(FLEET_TICK, 1, 0)
-    _M.touch()
 end
 
 

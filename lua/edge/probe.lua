@@ -43,24 +43,24 @@ end
 
 
 local function change(backend, state, reason)
-    local id = backend.id
-    local was = dict:get("state:" .. id)
-    if was == state and dict:get("reason:" .. id) == reason then
+    local key = backend.state_key
+    local was = dict:get("state:" .. key)
+    if was == state and dict:get("reason:" .. key) == reason then
         return
     end
-    set("reason:" .. id, reason)
-    if was ~= state or not dict:get("since:" .. id) then
-        set("state:" .. id, state)
-        set("since:" .. id, now())
-        log(NOTICE, "edge: backend ", id, " is ", state, reason ~= "" and ": " or "", reason)
+    set("reason:" .. key, reason)
+    if was ~= state or not dict:get("since:" .. key) then
+        set("state:" .. key, state)
+        set("since:" .. key, now())
+        log(NOTICE, "edge: backend ", backend.id, " is ", state, reason ~= "" and ": " or "", reason)
         fleet.touch()
     end
 end
 
 
 local function failed(backend, reason)
-    local misses = dict:incr("misses:" .. backend.id, 1, 0) or 1
-    local was = dict:get("state:" .. backend.id) or "starting"
+    local misses = dict:incr("misses:" .. backend.state_key, 1, 0) or 1
+    local was = dict:get("state:" .. backend.state_key) or "starting"
     local allowed = find(reason, "timeout", 1, true) and LATE_MISSES or REFUSED_MISSES
     if was == "ready" and misses < allowed then
         return
@@ -93,7 +93,7 @@ local function learn_models(backend, current, body)
             end
         end
     end
-    set("reported:" .. backend.id, cjson.encode({
+    set("reported:" .. backend.state_key, cjson.encode({
         names = names, adapters = adapters, max_model_len = max_model_len,
     }))
 end
@@ -120,7 +120,7 @@ local function probe(backend, current)
         return failed(backend, "the name " .. backend.host .. " does not resolve")
     end
     if address ~= backend.address then
-        set("address:" .. backend.id, address)
+        set("address:" .. backend.host, address)
         backend.address = address
         fleet.touch()
     end
@@ -133,10 +133,10 @@ local function probe(backend, current)
     if status >= 500 then
         return failed(backend, "/health answered " .. status)
     end
-    set("misses:" .. backend.id, 0)
+    set("misses:" .. backend.state_key, 0)
     change(backend, "ready", "")
 
-    if dict:add("asked:" .. backend.id, true, MODELS_INTERVAL) then
+    if dict:add("asked:" .. backend.state_key, true, MODELS_INTERVAL) then
         local body
         status, body = http_get.get(peer, "/v1/models", CONNECT_MS, READ_MS)
         if status == 200 then
@@ -180,7 +180,7 @@ end
 
 
 local function reported(backend)
-    local text = dict:get("reported:" .. backend.id)
+    local text = dict:get("reported:" .. backend.state_key)
     return text and cjson.decode(text) or { names = {}, adapters = {} }
 end
 
@@ -212,9 +212,9 @@ end
 -- One backend for /state.
 function _M.describe(backend)
     return {
-        state = dict:get("state:" .. backend.id) or "starting",
-        reason = dict:get("reason:" .. backend.id) or "not probed yet",
-        since = dict:get("since:" .. backend.id),
+        state = dict:get("state:" .. backend.state_key) or "starting",
+        reason = dict:get("reason:" .. backend.state_key) or "not probed yet",
+        since = dict:get("since:" .. backend.state_key),
         reported = reported(backend).names,
     }
 end
