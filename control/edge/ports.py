@@ -71,8 +71,8 @@ def holder(port: int) -> str:
             continue
         try:
             process = psutil.Process(connection.pid)
-            command = " ".join(process.cmdline()).strip() or process.name()
+            name = process.name()  # never its arguments: they may hold a key, and this text reaches logs and the page
         except psutil.Error:
             continue
-        return f"process {connection.pid} ({command[:100]})"
+        return f"process {connection.pid} ({name})"
     return "another program"
