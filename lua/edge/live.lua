@@ -33,6 +33,7 @@ function _M.begin()
         route = false,
         model = false,
         name = false,        -- the name that the client sent
+        reported = false,    -- that name is known from the engines only
         backend = false,
         slot = false,        -- the backend whose slot this request holds
         text = false,        -- the body, until it is known whether it must change
