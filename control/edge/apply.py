@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,6 +25,8 @@ from control.paths import StatePaths
 CONFIRM_TIMEOUT = 15.0
 #: Seconds that a failure seen in error.log may be followed by an answer all the same.
 GRACE = 0.3
+#: What new workers may say of themselves; other lines at that moment are about traffic.
+_COMPLAINT = re.compile(r"init_worker_by_lua|\[(crit|alert|emerg)\]")
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,11 @@ def start(site: Site) -> Result:
             files.restore(site.paths, saved)
             raise
         _record(site, plan, generation)
+        warnings += [
+            f"${name} is not set, so the edge has no key for the engines that want it"
+            for name in plan.rendered.key_envs
+            if not os.environ.get(name)
+        ]
         return Result("started", plan.changes, generation, plan.version, tuple(warnings), pid)
 
 
@@ -102,7 +111,7 @@ def launch(site: Site, admin: str, generation: int) -> int:
     edge = AdminClient(admin, read_token(site.paths.admin_token))
     try:
         pid = site.process.start()
-        problem = _await(edge, generation, log)
+        problem = _await(site.process, edge, generation, log)
         if problem is not None:
             raise EdgeError(f"the edge started but does not serve: {problem}", f"The whole log: {log.path}")
         return pid
@@ -181,7 +190,7 @@ def _hup(site: Site, old: AdminClient, plan: _Plan, saved: dict[str, str | None]
     try:
         _promote(site, plan, generation)
         site.process.reload_signal()
-        problem = _await(new, generation, log)
+        problem = _await(site.process, new, generation, log)
     except BaseException:
         _put_back(site, old, saved, generation)
         raise
@@ -189,9 +198,21 @@ def _hup(site: Site, old: AdminClient, plan: _Plan, saved: dict[str, str | None]
         new.close()
     if problem is None:
         _record(site, plan, generation)
-        return log.severe()[:10]
+        complaints = [line for line in log.severe() if _COMPLAINT.search(line)]
+        return [*_cautions(plan.changes), *complaints[:10]]
     note = _put_back(site, old, saved, generation)
     raise EdgeError(f"the reload was refused: {problem}\n{note}", "Correct it, then reload again.")
+
+
+def _cautions(found: Changes) -> list[str]:
+    """What a reload does, or cannot do, that a person should know."""
+    lines = []
+    added = [line[len("+env ") :].rstrip(";") for line in found.diff if line.startswith("+env ")]
+    if added:
+        lines.append(f"variables are read when the edge starts: if {', '.join(added)} was not set then, restart it")
+    if any("lua_shared_dict" in line for line in found.diff):
+        lines.append("a shared dictionary changed: new workers begin with an empty one")
+    return lines
 
 
 def _put_back(site: Site, old: AdminClient, saved: dict[str, str | None], failed: int) -> str:
@@ -207,7 +228,7 @@ def _put_back(site: Site, old: AdminClient, saved: dict[str, str | None], failed
     log = ErrorLog(site.paths.edge_logs / "error.log")
     files.write(site.paths.conf / "generation", f"{failed + 1}\n")
     site.process.reload_signal()
-    problem = _await(old, failed + 1, log)
+    problem = _await(site.process, old, failed + 1, log)
     if problem is not None:
         return f"The last good files are back, but the edge did not confirm them: {problem}"
     _retell(site, old, old.state())
@@ -225,7 +246,7 @@ def _retell(site: Site, edge: AdminClient, state: dict[str, Any]) -> None:
     files.write(site.paths.conf / "fleet.json", text)
 
 
-def _await(edge: AdminClient, generation: int, log: ErrorLog) -> str | None:
+def _await(process: EdgeProcess, edge: AdminClient, generation: int, log: ErrorLog) -> str | None:
     """Wait until ``generation`` answers and every worker that stays has it; None, or why it did not come."""
     deadline = time.monotonic() + CONFIRM_TIMEOUT
     failed_at: float | None = None
@@ -233,12 +254,15 @@ def _await(edge: AdminClient, generation: int, log: ErrorLog) -> str | None:
     while time.monotonic() < deadline:
         try:
             state = edge.state()
-            staying = [worker for worker in state["workers"] if not worker["exiting"]]
-            if str(state["generation"]) == str(generation) and all(
-                str(worker["generation"]) == str(generation) for worker in staying
-            ):
-                return None
-            last = f"workers still report generation {state['generation']}"
+            born = {int(worker["pid"]): str(worker["generation"]) for worker in state["workers"]}
+            if str(state["generation"]) == str(generation):
+                # nginx's own list: a worker may not have registered yet, or not know yet that it is to go.
+                workers = process.workers()
+                if workers and all(born.get(pid) == str(generation) for pid in workers):
+                    return None
+                last = "not all workers are of the new generation"
+            else:
+                last = f"workers still report generation {state['generation']}"
         except EdgeError as error:  # a refusal too: an old worker may have answered
             last = error.message
         if failed_at is None and log.fatal():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -83,6 +84,21 @@ class EdgeProcess:
             return psutil.Process(pid).create_time() if pid is not None else None
         except psutil.Error:
             return None
+
+    def workers(self) -> list[int]:
+        """Pids of the master's workers that take requests, without those that only finish their streams."""
+        pid = self.pid()
+        try:
+            children = psutil.Process(pid).children() if pid is not None else []
+        except psutil.NoSuchProcess:
+            return []
+        found = []
+        for child in children:
+            with contextlib.suppress(psutil.Error):  # it ended while we looked
+                title = " ".join(child.cmdline())  # a child that was just forked still has its master's title
+                if title and "is shutting down" not in title:
+                    found.append(child.pid)
+        return found
 
     def start(self) -> int:
         """Start nginx on conf/nginx.conf and return the master's pid. Raises EdgeError with what nginx said."""

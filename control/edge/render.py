@@ -49,6 +49,7 @@ class Rendered:
     admin: str
     listen: tuple[str, ...]
     read_files: tuple[Path, ...]  # what nginx reads when it loads the configuration, apart from Lua
+    key_envs: tuple[str, ...]  # variables that hold engine keys; nginx sees them as they were when it started
 
 
 def render(
@@ -76,6 +77,7 @@ def render(
         admin=scratch.admin if scratch else edge.admin,
         listen=(scratch.listen if scratch else edge.listen,),
         read_files=_read_files(loaded, backends),
+        key_envs=tuple(context["key_envs"]),
     )
 
 
@@ -162,7 +164,7 @@ def _tls_upstreams(backends: Sequence[ResolvedBackend]) -> list[dict[str, Any]]:
         for backend in backends
         if backend.scheme == "https"
     }
-    return [upstreams[name] for name in sorted(upstreams)]
+    return sorted(upstreams.values(), key=lambda upstream: (upstream["host"], upstream["port"], upstream["ca"] or ""))
 
 
 def _network(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,8 @@ def as_json(report: Report) -> str:
 
 def show(report: Report, console: Console | None = None) -> None:
     """Print the report as a table."""
-    console = console or Console()
+    # A pipe has no width: without one of ours, rich would cut long addresses at 80 columns.
+    console = console or Console(width=None if sys.stdout.isatty() else 200)
     if report.pid is not None:
         since = f", up {_span(time.time() - report.started_at)}" if report.started_at else ""
         console.print(f"edge: pid {report.pid}{since}", highlight=False)

@@ -58,6 +58,10 @@ def state(edge: Place) -> dict[str, Any]:
         return admin.state()
 
 
+def pids(content: dict[str, Any]) -> list[int]:
+    return sorted(worker["pid"] for worker in content["workers"])
+
+
 def conf(edge: Place) -> dict[str, str | None]:
     return files.backup(edge.site.paths)
 
@@ -71,7 +75,7 @@ def unchanged(edge: Place) -> Iterator[None]:
     assert after[0] == before[0]
     for key in ("generation", "fleet_version"):
         assert after[1][key] == before[1][key]
-    assert sorted(w["pid"] for w in after[1]["workers"]) == sorted(w["pid"] for w in before[1]["workers"])
+    assert pids(after[1]) == pids(before[1])
     assert "m" in models(edge)
 
 
@@ -107,7 +111,7 @@ def test_nothing_changed(running: Place) -> None:
 
 
 def test_a_fleet_change_is_pushed_without_a_reload(running: Place) -> None:
-    workers = state(running)["workers"]
+    workers = pids(state(running))
     running.write(TWO)
     result = apply.reload(running.site)
     assert (result.action, result.version) == ("pushed", 2)
@@ -117,7 +121,7 @@ def test_a_fleet_change_is_pushed_without_a_reload(running: Place) -> None:
         "The edge took fleet 2 without a reload.",
     ]
     now = state(running)
-    assert (now["generation"], now["fleet_version"], now["workers"]) == ("1", 2, workers)
+    assert (now["generation"], now["fleet_version"], pids(now)) == ("1", 2, workers)
     assert [backend["id"] for backend in now["backends"]] == ["m-1", "m-2"]
     assert json.loads((running.site.paths.conf / "fleet.json").read_text())["version"] == 2
     assert json.loads((running.site.paths.last / "fleet.json").read_text())["version"] == 1
@@ -176,7 +180,7 @@ def test_lua_that_does_not_load_leaves_the_old_serving(running: Place, text: str
     began = time.monotonic()
     with unchanged(running), pytest.raises(EdgeError, match="the reload was refused") as caught:
         apply.reload(running.site)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < apply.CONFIRM_TIMEOUT / 2  # error.log told; nobody waited it out
     assert "routes.lua" in caught.value.message
     assert "The last good files are back; the edge serves as before." in caught.value.message
     running.restore_lua("routes.lua")
@@ -199,6 +203,30 @@ def test_lua_that_fails_after_it_took_the_fleet(running: Place) -> None:
     assert now["generation"] == "1"
     assert now["fleet_version"] == good["version"]
     assert list(good["models"]) == ["m"]
+
+
+def test_workers_that_complain_are_heard(running: Place) -> None:
+    init = running.sources.lua / "edge" / "init.lua"
+    assert "    probe.init_worker()\n" in init.read_text()
+    init.write_text(init.read_text().replace("    probe.init_worker()\n", '    error("no probes today")\n'))
+    result = apply.reload(running.site)
+    assert result.action == "reloaded"
+    assert any("no probes today" in line for line in result.lines())
+
+
+def test_variables_and_dictionaries_are_warned_about(edge: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOT_SET_KEY", raising=False)
+    keyed = {"m": {"backends": [{"url": "http://127.0.0.1:9", "key_env": "NOT_SET_KEY"}]}}
+    edge.write(keyed)
+    assert any("$NOT_SET_KEY is not set" in line for line in apply.start(edge.site).lines())
+    keyed["m"]["backends"][0]["key_env"] = "OTHER_KEY"
+    edge.write(keyed)
+    template = edge.sources.templates / "nginx.conf.j2"
+    assert "lua_shared_dict edge_state 8m" in template.read_text()
+    template.write_text(template.read_text().replace("lua_shared_dict edge_state 8m", "lua_shared_dict edge_state 9m"))
+    lines = apply.reload(edge.site).lines()
+    assert any("if OTHER_KEY was not set then, restart it" in line for line in lines)
+    assert any("a shared dictionary changed" in line for line in lines)
 
 
 def test_a_broken_template_changes_nothing(running: Place) -> None:
