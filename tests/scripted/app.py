@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.scripted import generate, others
-from tests.scripted.call import Call, Fault
+from tests.scripted.call import Call, Fault, Left
 from tests.scripted.metrics import exposition
 from tests.scripted.state import Engine
 
@@ -73,7 +73,7 @@ class App:
         task = asyncio.ensure_future(self._answer(call))
         watch = asyncio.ensure_future(_left(receive))
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        left = not task.done()
+        left = not task.done() or isinstance(task.exception(), Left)
         for one in (task, watch):
             one.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)

@@ -34,6 +34,10 @@ class Fault(Exception):
         self.status, self.message, self.kind, self.param = status, message, kind, param
 
 
+class Left(Exception):
+    """The client has gone while the answer was being sent."""
+
+
 class Call:
     """A request with its body read, and the answering side."""
 
@@ -62,6 +66,8 @@ class Call:
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     async def write(self, data: bytes, more: bool = True) -> None:
+        if self.scope["scripted.transport"].is_closing():
+            raise Left  # uvicorn would swallow the bytes and let us go on
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def answer(self, status: int, value: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

@@ -42,14 +42,20 @@ def alphabet_fleet(alphas: list[ScriptedEngine], beta: ScriptedEngine) -> dict[s
 
 
 def one_model(
-    name: str, *engines: ScriptedEngine, policy: str = "", timeouts: dict[str, str] | None = None, **edge: Any
+    name: str,
+    *engines: ScriptedEngine,
+    policy: str = "",
+    timeouts: dict[str, str] | None = None,
+    edge_timeouts: dict[str, str] | None = None,
+    **edge: Any,
 ) -> dict[str, Any]:
-    """A fleet of one model on these engines; ``edge`` are settings of the edge."""
-    model: dict[str, Any] = {
-        "backends": [{"id": f"{name}-{n}", "url": engine.url} for n, engine in enumerate(engines, 1)]
-    }
+    """A fleet of one model on these engines; ``timeouts`` are the model's, ``edge`` the settings of the edge."""
+    backends = [{"id": f"{name}-{number}", "url": engine.url} for number, engine in enumerate(engines, 1)]
+    model: dict[str, Any] = {"backends": backends}
     if policy:
         model["routing"] = {"policy": policy}
     if timeouts:
         model["timeouts"] = timeouts
+    if edge_timeouts:
+        edge["timeouts"] = edge_timeouts
     return {"edge": edge, "models": {name: model}}

@@ -1,0 +1,217 @@
+"""Engines that are down, come back, move: who serves meanwhile, and who is blamed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dnslib
+import pytest
+from dnslib.server import BaseResolver, DNSHandler, DNSServer
+
+from tests.support.client import CHAT, at_once, chat, check_error
+from tests.support.edge import Edge
+from tests.support.engine import ScriptedEngine
+from tests.support.fleets import Alphabet, one_model
+from tests.support.net import free_port, wait_until
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
+def test_a_refused_connection_goes_to_the_next_engine(
+    engine: ScriptedEngine, engine_2: ScriptedEngine, policy: str
+) -> None:
+    """Nothing was sent, so nothing can run twice: from the moment of the crash on, no request fails."""
+    with Edge(one_model("alpha", engine, engine_2, policy=policy)) as edge:
+        engine.kill()
+        for number in range(20):
+            assert edge.post(CHAT, chat("alpha", stream=number % 2 == 0, tokens=2)).status_code == 200
+        edge.idle()
+        assert engine_2.started() == 20
+
+
+def test_simultaneous_requests_survive_a_crash_of_one_engine(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
+        engine.kill()
+        assert set(at_once(16, lambda _: edge.post(CHAT, chat("alpha")).status_code)) == {200}
+        edge.idle()
+
+
+def test_a_retried_body_is_whole(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    """The body of the first try comes from memory or from a file; the second try needs it again."""
+    body = chat("alpha", text="x" * 3_000_000, echo=True)
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
+        engine.kill()
+        lengths = {edge.post(CHAT, body).json()["length"] for _ in range(4)}
+    assert len(lengths) == 1 and lengths.pop() > 3_000_000
+
+
+def test_the_log_says_which_engine_served_and_how_often_was_tried(
+    engine: ScriptedEngine, engine_2: ScriptedEngine
+) -> None:
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
+        engine.kill()
+        ids = [f"try-{number}" for number in range(4)]
+        for one in ids:
+            assert edge.post(CHAT, chat("alpha"), headers={"X-Request-Id": one}).status_code == 200
+        lines = [edge.log_of(one) for one in ids]
+    assert {line["backend"] for line in lines} == {"alpha-2"}
+    assert sum(line["retries"] for line in lines) >= 1
+
+
+def test_a_busy_engines_503_is_not_sent_elsewhere(alphabet: Alphabet) -> None:
+    """Its status is back-pressure for the client; to re-send by status would multiply the load."""
+    assert alphabet.edge.post(CHAT, chat("alpha", status=503)).status_code == 503
+    assert sum(engine.started() for engine in alphabet.alphas) == 1
+    alphabet.edge.until_ready()
+
+
+def test_an_engine_is_down_when_it_refuses_and_ready_when_it_is_back(
+    engine: ScriptedEngine, engine_2: ScriptedEngine
+) -> None:
+    with Edge(one_model("alpha", engine, engine_2)) as edge:
+        engine.kill()
+        wait_until("alpha-1 to be down", lambda: edge.backends()["alpha-1"]["state"] == "down", 5)
+        assert edge.backends()["alpha-2"]["state"] == "ready"
+        assert edge.backends()["alpha-1"]["reason"]
+        engine.start()
+        wait_until("alpha-1 to be ready again", lambda: edge.backends()["alpha-1"]["state"] == "ready", 5)
+        at_once(8, lambda _: edge.post(CHAT, chat("alpha", headers_after_ms=100)))
+        assert engine.started() > 0
+
+
+def test_a_lone_engine_gets_requests_as_soon_as_it_is_back(engine: ScriptedEngine) -> None:
+    """One failed request of a lone engine must not put it out of use: there is no other."""
+    with Edge(one_model("alpha", engine)) as edge:
+        check_error(edge.post(CHAT, chat("alpha", die=True)), 502, "engine_failed")
+        assert edge.post(CHAT, chat("alpha")).status_code == 200
+        engine.restart()
+        wait_until("an answer", lambda: edge.post(CHAT, chat("alpha")).status_code == 200, 4)
+
+
+def test_one_slow_request_ejects_nobody(engine: ScriptedEngine) -> None:
+    """A time-out is a policy of ours, not a fault of the engine; pairs were halved for hours after one long prefill."""
+    with Edge(one_model("alpha", engine, timeouts={"read": "300ms"})) as edge:
+        for _ in range(3):
+            check_error(edge.post(CHAT, chat("alpha", hang=True)), 504, "engine_timeout")
+        assert edge.backends()["alpha-1"]["state"] == "ready"
+        assert edge.post(CHAT, chat("alpha")).status_code == 200
+
+
+def test_a_clients_mistakes_are_not_blamed_on_the_engine(alphabet: Alphabet) -> None:
+    for status in (400, 404, 422, 429):
+        for _ in range(5):
+            assert alphabet.edge.post(CHAT, chat("alpha", status=status)).status_code == status
+    assert {backend["state"] for backend in alphabet.edge.state()["backends"]} == {"ready"}
+
+
+def test_an_engine_whose_health_is_503_gets_no_requests(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    """vLLM answers /health with 503 when its engine process is dead; the API process lives on for seconds."""
+    with Edge(one_model("alpha", engine, engine_2)) as edge:
+        engine.configure(health_status=503)
+        wait_until("alpha-1 to be down", lambda: edge.backends()["alpha-1"]["state"] == "down", 5)
+        engine.reset()
+        assert {edge.post(CHAT, chat("alpha")).status_code for _ in range(6)} == {200}
+        assert engine.started() == 0
+
+
+def test_an_engine_may_start_long_after_the_edge(engine: ScriptedEngine) -> None:
+    """Model loading takes minutes, and refuses connections meanwhile."""
+    engine.kill()
+    with Edge(one_model("alpha", engine), ready=False) as edge:
+        check_error(edge.post(CHAT, chat("alpha")), 503, "no_backend_ready")
+        assert edge.backends()["alpha-1"]["state"] == "starting"
+        engine.start()
+        edge.until_ready()
+        assert edge.post(CHAT, chat("alpha")).status_code == 200
+
+
+class Names(BaseResolver):  # type: ignore[misc]
+    """A name server with one name, whose address tests change; None: it does not exist."""
+
+    address: str | None = None
+
+    def resolve(self, request: dnslib.DNSRecord, handler: DNSHandler) -> dnslib.DNSRecord:
+        reply = request.reply()
+        if self.address is None:
+            reply.header.rcode = dnslib.RCODE.NXDOMAIN
+        elif request.q.qtype == dnslib.QTYPE.A:
+            reply.add_answer(dnslib.RR(request.q.qname, dnslib.QTYPE.A, rdata=dnslib.A(self.address), ttl=1))
+        return reply
+
+
+@contextmanager
+def name_server() -> Iterator[tuple[Names, int]]:
+    port = free_port()
+    names = Names()
+    server = DNSServer(names, port=port, address="127.0.0.1", logger=dnslib.server.DNSLogger("-log", prefix=False))
+    server.start_thread()
+    try:
+        yield names, port
+    finally:
+        server.stop()
+        server.server.server_close()
+
+
+def test_an_engine_that_moves_to_another_address_is_followed() -> None:
+    """A restarted container gets a new address; nginx alone asks DNS once, at start, and fails for hours.
+
+    The name does not even exist when the edge starts.
+    """
+    port = free_port()
+    with name_server() as (names, dns), ScriptedEngine("alpha", host="127.0.0.2", port=port) as first:
+        fleet = {
+            "edge": {"dns": f"127.0.0.1:{dns}"},
+            "models": {"alpha": {"backends": [{"id": "named", "url": f"http://engine.invalid:{port}"}]}},
+        }
+        with Edge(fleet, ready=False) as edge:
+            check_error(edge.post(CHAT, chat("alpha")), 503, "no_backend_ready")
+            names.address = "127.0.0.2"
+            edge.until_ready(12)
+            assert edge.post(CHAT, chat("alpha")).status_code == 200
+            assert first.started() == 1
+            first.kill()
+            with ScriptedEngine("alpha", host="127.0.0.3", port=port) as second:
+                names.address = "127.0.0.3"
+                wait_until("the new address", lambda: edge.post(CHAT, chat("alpha")).status_code == 200, 6, every=0.1)
+                assert second.started() >= 1
+
+
+def test_an_address_that_swallows_connections_costs_the_connect_time_out_only(engine: ScriptedEngine) -> None:
+    """A dead host answers nothing at all, not even a refusal."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for one in fillers:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        fleet = one_model("alpha", engine, timeouts={"connect": "300ms"}, policy="round_robin")
+        fleet["models"]["alpha"]["backends"].append({"id": "dead", "url": f"http://127.0.0.1:{full.getsockname()[1]}"})
+        with Edge(fleet, ready=False) as edge:
+            began = time.monotonic()
+            assert {edge.post(CHAT, chat("alpha")).status_code for _ in range(6)} == {200}
+            assert time.monotonic() - began < 3
+        for one in fillers:
+            one.close()
+
+
+def test_a_dead_neighbour_does_not_slow_the_others_down(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    """A frozen process accepts connections through the kernel and never answers: probing it must block nobody."""
+    with Edge(one_model("alpha", engine)) as edge:
+        engine_2.freeze()
+        fleet = one_model("alpha", engine)
+        fleet["models"]["other"] = {"backends": [{"id": "frozen", "url": engine_2.url}]}
+        edge.write(fleet)
+        edge.reload()
+        stop = time.monotonic() + 1.5
+        slowest = 0.0
+        while time.monotonic() < stop:
+            began = time.monotonic()
+            assert edge.post(CHAT, chat("alpha", tokens=1)).status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 0.5
+        assert edge.backends()["alpha-1"]["state"] == "ready"
+    assert threading.active_count() < 50
