@@ -167,6 +167,17 @@ def run(settings: Settings) -> None:
 
 
 @main.command()
+@click.pass_obj
+def prepare(settings: Settings) -> None:
+    """Install the runtimes and prepare the models that the fleet needs; start nothing."""
+    from rich.console import Console
+
+    from control.run import prepare_only
+
+    prepare_only(settings.fleet, Console(highlight=False))
+
+
+@main.command()
 @click.option("--now", is_flag=True, help="Cut running answers instead of letting them finish.")
 @click.pass_obj
 def down(settings: Settings, now: bool) -> None:

@@ -70,6 +70,13 @@ def run(path: Path, console: Console) -> None:
     _say_what_next(loaded, console)
 
 
+def prepare_only(path: Path, console: Console) -> None:
+    """Install the runtimes and prepare the models of fleet.yaml; start nothing. Raises InstallError, EngineError."""
+    loaded = load(path)
+    _prepare(loaded, state_paths(loaded), console)
+    console.print("Everything that the engines need is here.")
+
+
 def down(path: Path, console: Console, now: bool = False) -> None:
     """End the edge, the engines and the control plane of this fleet; logs, runtimes and models stay.
 
@@ -250,7 +257,13 @@ def _say_what_next(loaded: LoadedFleet, console: Console) -> None:
     # Not through rich: it would wrap the line, and a wrapped command cannot be copied.
     print(f"  {curl_command(loaded)}\n", file=console.file, flush=True)
     console.print(f"The page: {Address(loaded.fleet.control.listen).url}/")
-    console.print("Ends everything: make stop")
+    console.print(f"Ends everything: {_stop_command(loaded)}")
+
+
+def _stop_command(loaded: LoadedFleet) -> str:
+    """`make stop` alone knows the fleets that `make run` alone starts; any other one has to be named."""
+    own = [REPOSITORY / "fleet.yaml", REPOSITORY / "examples" / "scripted.yaml"]
+    return "make stop" if loaded.path in own else f"make stop FLEET={shlex.quote(str(loaded.path))}"
 
 
 def _end_control_plane(paths: StatePaths, pid: int, progress: Steps) -> None:

@@ -74,14 +74,14 @@ class Steps:
             self._bars.update(self._task, total=1.0, completed=1.0)
         elif not self._console.is_terminal:
             self._console.print(
-                f"{self._title}: done in {seconds_text(time.monotonic() - self._began)}", highlight=False
+                f"{self._title}: done in {seconds_text(time.monotonic() - self._began)}", soft_wrap=True
             )
         self._title, self._task = "", None
 
     def _say(self, detail: str) -> None:
         self._said = time.monotonic()
         if not self._console.is_terminal:
-            self._console.print(f"{self._title}{': ' if detail else ''}{detail}", highlight=False, markup=False)
+            self._console.print(f"{self._title}{': ' if detail else ''}{detail}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class EngineTable:
             self._live.update(_table(rows))
             return
         for row in rows:
-            if self._said.get(row.id) != (row.state, row.phase):
-                self._said[row.id] = (row.state, row.phase)
+            if self._said.get(row.id) != (_words(row), row.detail):
+                self._said[row.id] = (_words(row), row.detail)
                 detail = f" ({row.detail})" if row.detail else ""
-                self._console.print(f"{row.id}: {_words(row)}{detail}", highlight=False, markup=False)
+                self._console.print(f"{row.id}: {_words(row)}{detail}", markup=False, soft_wrap=True)
 
 
 def _words(row: EngineRow) -> str:

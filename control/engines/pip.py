@@ -90,7 +90,8 @@ class PipOutput:
             return "unpacking"
         done, total = self.download
         size = f" {size_text(done)} of {size_text(total)}" if total > 5_000_000 else ""
-        count = f"{min(self.collected, self.expected)} of {self.expected}: " if self.expected > 1 else ""
+        known = self.expected > 1 and self.current
+        count = f"{min(self.collected, self.expected)} of {self.expected}: " if known else ""
         return f"{count}{self.current}{size}"
 
 
