@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def run(effort: Effort, names: Sequence[str], console: Console) -> dict[str, Any
         for number in range(effort.repeats):
             console.print(f"Repeat {number + 1} of {effort.repeats}")
             repeats.append(one_repeat(stand, turned(names, number), effort, console))
-    return {**result, "repeats": effort.repeats, "rows": summarize(repeats)}
+    return {**result, "repeats": effort.repeats, "effort": asdict(effort), "rows": summarize(repeats)}
 
 
 def save(result: Mapping[str, Any], target: Path) -> None:
@@ -214,12 +214,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the comparison; 0 when every bound holds, 1 when one does not or a measurement was not valid."""
     parser = argparse.ArgumentParser(prog="python -m control.bench.edge", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short repeat: shows that the bench works, not more")
-    parser.add_argument("--repeats", type=int, help="how many repeats (default: 5)")
+    parser.add_argument("--repeats", type=int, help="how many repeats (default: 5; --quick: 1)")
     parser.add_argument("--without", action="append", default=[], choices=[NGINX, VLLM_ROUTER], help="leave one out")
     parser.add_argument("--output", type=Path, help="where the JSON goes (default: docs/figures; --quick: nowhere)")
     options = parser.parse_args(arguments)
     console = Console()
-    effort = QUICK if options.quick else Effort(repeats=options.repeats or Effort.repeats)
+    effort = QUICK if options.quick else Effort()
+    effort = replace(effort, repeats=options.repeats or effort.repeats)
     names = [name for name in (NGINX, SIGNALBOX, VLLM_ROUTER) if name not in options.without]
     try:
         result = run(effort, names, console)

@@ -47,7 +47,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 def print_table(result: Mapping[str, Any], console: Console) -> None:
     """Print the run as a table; the span of the repeats stands below the median."""
-    console = Console(file=console.file, width=max(console.width, 120))
+    console = Console(file=console.file, width=max(console.width, 144))
     title = f"bench-edge: median (least to greatest) of {result['repeats']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, heading in enumerate(HEADINGS):
@@ -62,9 +62,12 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
 def markdown(result: Mapping[str, Any]) -> str:
     """The table of docs/performance.md, with the facts of the run above it."""
     machine, versions = result["machine"], result["versions"]
+    short = "**A short run: rough figures.** " if result["effort"]["cpu_seconds"] < 1 else ""
     lines = [
-        f"Run on {result['date'][:10]} at commit {result['commit'][:12]}: {result['repeats']} repeats on "
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}; "
+        f"{short}Run on {result['date'][:10]} at commit {result['commit'][:12]}: {result['repeats']} repeats on "
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
+        f"load average {machine['load_average_before']:.1f} before the run; "
+        f"wrk for {result['effort']['cpu_seconds']:g} s per figure; "
         f"{versions['nginx']}, vllm-router {versions.get('vllm-router', 'not measured')}, wrk {versions['wrk']}.",
         "",
         "| " + " | ".join(heading or " " for heading in HEADINGS) + " |",
