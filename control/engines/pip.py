@@ -125,7 +125,7 @@ class Pip:
         """``pip install`` with these arguments, telling ``progress`` all the while. Raises InstallError."""
         bar = ["--progress-bar", "raw"] if self._has_raw_progress() else ["--progress-bar", "off"]
         command = [*self._command, "install", *bar, *arguments]
-        temporary = self.log.with_suffix(".tmp")
+        temporary = self.log.with_name(self.log.name + ".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
