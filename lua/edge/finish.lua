@@ -184,7 +184,7 @@ function _M.run()
     local time = now()
     local status = ngx.status
     local facts = facts_cache
-    facts.total = time - state.started
+    facts.total = (state.ended or time) - state.started
     facts.ttft = state.first and state.first - state.started
     facts.ending = classify(state, status, time)
     facts.connect = state.backend and connect_time(var.upstream_connect_time)

@@ -59,6 +59,7 @@ function _M.begin()
         usage = false,
         error_event = false,
         eof = false,
+        ended = false,       -- when the engine's answer was complete
     }
     live_cache[key()] = state
     return state

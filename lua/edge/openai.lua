@@ -93,7 +93,6 @@ local NGINX = {
     },
     [505] = { "bad_request", "This version of HTTP is not spoken here." },
     [431] = { "headers_too_large", "The request headers are too large." },
-    [494] = { "headers_too_large", "The request headers are too large." },
     [497] = { "tls_required", "This port speaks HTTPS: use https:// in the address." },
     [500] = { "edge_error", "The edge failed to handle this request; its error log says why." },
     [503] = { "edge_busy", "The edge has no free connection. Try again shortly.", { retry_after = 1 } },
@@ -129,10 +128,7 @@ function _M.nginx_error()
         status < 500 and "bad_request" or "edge_error",
         status < 500 and "The request was refused." or "The edge could not serve this request.",
     }
-    if status == 494 then
-        status = 431
-
-    elseif status >= 495 and status <= 497 then
+    if status >= 495 and status <= 497 then
         status = 400
     end
     local message = known[2]

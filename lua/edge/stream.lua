@@ -7,6 +7,7 @@ require "resty.core.param"  -- declares the two functions used below
 local base = require "resty.core.base"
 local live = require "edge.live"
 local metrics = require "edge.metrics"
+local slots = require "edge.slots"
 
 local C = ffi.C
 local ffi_string = ffi.string
@@ -115,6 +116,13 @@ function _M.run()
     local request = get_request()
     if C.ngx_http_lua_ffi_get_body_filter_param_eof(request) == 1 then
         state.eof = true
+        state.ended = now()
+        -- The engine is done. The log phase may come seconds later: a worker that drains, or a client
+        -- that asked to close, keeps the request until the client has closed its side.
+        if state.slot then
+            slots.release(state.slot)
+            state.slot = false
+        end
     end
     size_p[0] = 0
     local whole = buffer_of(request)
