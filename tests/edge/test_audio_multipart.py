@@ -88,7 +88,6 @@ DECOYS = {
     "in the file": file(b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nbeta\r\n--' + b"x" * 100),
     "in the file's name": file(b"data", filename="name=model; x=beta"),
     "in another field": field("prompt", 'Content-Disposition: form-data; name="model"'),
-    "a boundary that goes on": file(f"--{BOUNDARY}extra is no boundary".encode()),
     "a part with more headers": field("language", "en", 'X-Extra: name="model"\r\n'),
 }
 
@@ -100,6 +99,13 @@ def test_decoys_are_not_the_model(alphabet: Alphabet, decoy: bytes) -> None:
     assert answer.status_code == 200, answer.text
     after = [engine.started(PATH) for engine in alphabet.engines]
     assert sum(after[:2]) == sum(before[:2]) + 1 and after[2] == before[2]
+
+
+def test_a_boundary_that_goes_on_is_refused(alphabet: Alphabet) -> None:
+    """Parsers differ in whether it ends the part, so in which model they would read behind it."""
+    decoy = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nbeta'
+    body = form(file(f"a\r\n--{BOUNDARY}extra".encode() + decoy), field("model", "alpha"))
+    check_error(send(alphabet.edge, body), 400, "invalid_multipart")
 
 
 def test_a_form_without_a_model_is_refused(alphabet: Alphabet) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import dnslib
 import pytest
-from dnslib.server import BaseResolver, DNSHandler, DNSServer
 
 from tests.support.client import CHAT, at_once, chat, check_error
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.fleets import Alphabet, one_model
-from tests.support.net import free_port, wait_until
+from tests.support.net import wait_until
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
@@ -126,57 +122,6 @@ def test_an_engine_may_start_long_after_the_edge(engine: ScriptedEngine) -> None
         engine.start()
         edge.until_ready()
         assert edge.post(CHAT, chat("alpha")).status_code == 200
-
-
-class Names(BaseResolver):  # type: ignore[misc]
-    """A name server with one name, whose address tests change; None: it does not exist."""
-
-    address: str | None = None
-
-    def resolve(self, request: dnslib.DNSRecord, handler: DNSHandler) -> dnslib.DNSRecord:
-        reply = request.reply()
-        if self.address is None:
-            reply.header.rcode = dnslib.RCODE.NXDOMAIN
-        elif request.q.qtype == dnslib.QTYPE.A:
-            reply.add_answer(dnslib.RR(request.q.qname, dnslib.QTYPE.A, rdata=dnslib.A(self.address), ttl=1))
-        return reply
-
-
-@contextmanager
-def name_server() -> Iterator[tuple[Names, int]]:
-    port = free_port()
-    names = Names()
-    server = DNSServer(names, port=port, address="127.0.0.1", logger=dnslib.server.DNSLogger("-log", prefix=False))
-    server.start_thread()
-    try:
-        yield names, port
-    finally:
-        server.stop()
-        server.server.server_close()
-
-
-def test_an_engine_that_moves_to_another_address_is_followed() -> None:
-    """A restarted container gets a new address; nginx alone asks DNS once, at start, and fails for hours.
-
-    The name does not even exist when the edge starts.
-    """
-    port = free_port()
-    with name_server() as (names, dns), ScriptedEngine("alpha", host="127.0.0.2", port=port) as first:
-        fleet = {
-            "edge": {"dns": f"127.0.0.1:{dns}"},
-            "models": {"alpha": {"backends": [{"id": "named", "url": f"http://engine.invalid:{port}"}]}},
-        }
-        with Edge(fleet, ready=False) as edge:
-            check_error(edge.post(CHAT, chat("alpha")), 503, "no_backend_ready")
-            names.address = "127.0.0.2"
-            edge.until_ready(12)
-            assert edge.post(CHAT, chat("alpha")).status_code == 200
-            assert first.started() == 1
-            first.kill()
-            with ScriptedEngine("alpha", host="127.0.0.3", port=port) as second:
-                names.address = "127.0.0.3"
-                wait_until("the new address", lambda: edge.post(CHAT, chat("alpha")).status_code == 200, 6, every=0.1)
-                assert second.started() >= 1
 
 
 def test_an_address_that_swallows_connections_costs_the_connect_time_out_only(engine: ScriptedEngine) -> None:

@@ -35,9 +35,3 @@ def test_the_balancer_answers_nothing_itself() -> None:
     """ngx.exit(503) in the balancer phase gives 500 without OpenResty's patch: refusals belong to the access phase."""
     code = (REPOSITORY / "lua" / "edge" / "balancer.lua").read_text()
     assert not re.search(r"exit\(\s*(ngx\.HTTP_\w+|[3-5]\d\d)", code)
-
-
-def test_modules_stay_small() -> None:
-    long = {path.name: lines for path in (REPOSITORY / "lua").rglob("*.lua")
-            if (lines := len(path.read_text().splitlines())) > 300}  # fmt: skip
-    assert not long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -213,6 +212,7 @@ def test_stop_lets_streams_finish(engine: ScriptedEngine) -> None:
         stopper = threading.Thread(target=edge.process.stop)
         stopper.start()
         assert [event for _, event in client.events()][-1] == b"data: [DONE]"
+        client.close()
         stopper.join()
         assert edge.process.pid() is None
 
@@ -231,5 +231,5 @@ def test_a_reload_without_a_change_reloads_nothing(engine: ScriptedEngine) -> No
         assert edge.reload().action == "nothing"
         assert time.monotonic() - began < 2
         after = edge.state()
-        assert json.dumps(before["workers"]) == json.dumps(after["workers"])
+        assert {worker["pid"] for worker in before["workers"]} == {worker["pid"] for worker in after["workers"]}
         assert before["fleet_version"] == after["fleet_version"]

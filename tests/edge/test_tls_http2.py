@@ -111,6 +111,7 @@ def test_current_versions_of_tls_are_spoken(edge: Edge, trust: ssl.SSLContext, v
         assert client.head().status == 200
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_old_versions_of_tls_are_refused(edge: Edge) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
