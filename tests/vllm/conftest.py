@@ -1,0 +1,135 @@
+"""The fleet of the root's fleet.yaml, brought up by ``signalbox run`` on free ports, once for all tests here.
+
+Runtime and model are those of the checkout's own .signalbox: `make run` and these tests share them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import yaml
+
+from control.paths import REPOSITORY, StatePaths
+from tests.support.net import free_port
+
+#: Seconds: the first run of a checkout installs 2.7 GB before it starts anything.
+INSTALL_TIMEOUT = 1800
+START_TIMEOUT = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The stack starts within the first test's time-out."""
+    for item in items:
+        if Path(item.path).is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(INSTALL_TIMEOUT + START_TIMEOUT + 60))
+
+
+@dataclass
+class Stack:
+    """What runs: where it is, and what ``signalbox run`` said."""
+
+    folder: Path
+    fleet: dict[str, Any]
+    output: str = ""
+    seconds: float = 0.0
+
+    @property
+    def paths(self) -> StatePaths:
+        return StatePaths((self.folder / ".signalbox").resolve())
+
+    @property
+    def url(self) -> str:
+        """The edge's public address."""
+        return f"http://{self.fleet['edge']['listen']}"
+
+    @property
+    def engine_urls(self) -> list[str]:
+        """The engines themselves, past the edge."""
+        (model,) = self.fleet["models"].values()
+        return [f"http://127.0.0.1:{backend['port']}" for backend in model["backends"]]
+
+    @property
+    def curl(self) -> str:
+        """The command that ``signalbox run`` printed."""
+        match = re.search(r"^ +(curl .*\\\n.*)$", self.output, re.MULTILINE)
+        assert match is not None, self.output
+        return match[1]
+
+    def signalbox(self, *arguments: str, timeout: float = START_TIMEOUT) -> str:
+        """A command line call; fails with its output when it fails."""
+        command = [sys.executable, "-m", "control", "--fleet", str(self.folder / "fleet.yaml"), *arguments]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def metric(self, engine: str, name: str) -> float:
+        """The sum of one of vLLM's own metrics over its labels."""
+        text = requests.get(f"{engine}/metrics", timeout=5).text
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"{engine} has no metric {name}"
+        return sum(map(float, values))
+
+    def requests_running(self) -> float:
+        return sum(self.metric(engine, "vllm:num_requests_running") for engine in self.engine_urls)
+
+    def access_log(self) -> list[dict[str, Any]]:
+        """The edge's access log, oldest line first."""
+        return [json.loads(line) for line in (self.paths.edge_logs / "access.log").read_text().splitlines()]
+
+    def processes(self) -> list[str]:
+        """Command lines of processes that have to do with this stack."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                line = " ".join(process.cmdline())
+                if str(self.folder) in line or process.cwd().startswith(str(self.folder)):
+                    found.append(line)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """The running stack; afterwards nothing of it may be left."""
+    folder = Path(tempfile.mkdtemp(prefix="vllm-"))
+    folder.chmod(0o755)  # nginx's workers run as another user when root starts it
+    fleet = yaml.safe_load((REPOSITORY / "fleet.yaml").read_text())
+    shared = REPOSITORY / fleet["control"]["state_dir"]
+    fleet["edge"].update(listen=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}")
+    fleet["control"]["listen"] = f"127.0.0.1:{free_port()}"
+    (model,) = fleet["models"].values()
+    for backend in model["backends"]:
+        backend["port"] = free_port()
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet, sort_keys=False))
+    (folder / ".signalbox").mkdir()
+    for name in ("runtimes", "models"):
+        (shared / name).mkdir(parents=True, exist_ok=True)
+        (folder / ".signalbox" / name).symlink_to(shared / name)
+    stack = Stack(folder, fleet)
+    try:
+        stack.signalbox("prepare", timeout=INSTALL_TIMEOUT)
+        began = time.monotonic()
+        stack.output = stack.signalbox("run")
+        stack.seconds = time.monotonic() - began
+        yield stack
+    finally:
+        stack.signalbox("down", "--now")
+        left = stack.processes()
+        shutil.rmtree(folder, ignore_errors=True)
+    assert left == []

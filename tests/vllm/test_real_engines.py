@@ -1,0 +1,221 @@
+"""Two real vLLM engines on CPU behind the edge, talked to by the official clients."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import subprocess
+import time
+from collections.abc import Callable
+
+import anthropic
+import openai
+import psutil
+import pytest
+import requests
+
+from control.engines.processes import Record
+from tests.support.net import wait_until
+from tests.vllm.conftest import Stack
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture
+def client(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture
+def claude(stack: Stack) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=stack.url, api_key="none", max_retries=0, timeout=60)
+
+
+def test_a_second_start_takes_less_than_a_minute(stack: Stack) -> None:
+    """Everything is installed: this is the start that `make run` makes every day."""
+    print(f"signalbox run took {stack.seconds:.1f} s")
+    assert stack.seconds < 60
+
+
+def test_the_printed_curl_streams_an_answer(stack: Stack) -> None:
+    done = subprocess.run(["sh", "-c", stack.curl], capture_output=True, text=True, timeout=60)
+    events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    text = "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1])
+    assert len(events) > 5 and text.strip()
+
+
+def test_streaming_chat_with_the_openai_client(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": QUESTION}],
+        stream=True,
+        stream_options={"include_usage": True},
+        temperature=0,
+        max_tokens=40,
+    )
+    text, usage, finish = "", None, None
+    for chunk in stream:
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+            finish = chunk.choices[0].finish_reason or finish
+        usage = chunk.usage or usage
+    assert "Paris" in text
+    assert finish in ("stop", "length")
+    assert usage is not None and usage.prompt_tokens > 10 and 0 < usage.completion_tokens <= 40
+
+
+def test_an_answer_in_one_piece_by_the_alias(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2-135m", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=40
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.usage is not None and answer.usage.completion_tokens > 0
+
+
+def test_completions_and_responses(client: openai.OpenAI) -> None:
+    completion = client.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=8)
+    assert completion.choices[0].text
+    response = client.responses.create(model="smollm2", input=QUESTION, max_output_tokens=16)
+    assert response.output_text
+
+
+def test_streaming_messages_with_the_anthropic_client(claude: anthropic.Anthropic) -> None:
+    with claude.messages.stream(
+        model="smollm2", max_tokens=40, messages=[{"role": "user", "content": QUESTION}]
+    ) as stream:
+        text = "".join(stream.text_stream)
+        message = stream.get_final_message()
+    assert text.strip() and message.usage.output_tokens > 0
+    assert message.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_a_message_in_one_piece_and_its_token_count(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(model="smollm2", max_tokens=16, messages=[{"role": "user", "content": QUESTION}])
+    assert message.content[0].type == "text" and message.content[0].text
+    counted = claude.messages.count_tokens(model="smollm2", messages=[{"role": "user", "content": QUESTION}])
+    assert counted.input_tokens == message.usage.input_tokens
+
+
+def test_both_engines_work(stack: Stack, client: openai.OpenAI) -> None:
+    before = [stack.metric(engine, "vllm:request_success_total") for engine in stack.engine_urls]
+
+    def ask(number: int) -> None:
+        client.completions.create(model="smollm2", prompt=f"Number {number}:", max_tokens=4)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(8)))
+    after = [stack.metric(engine, "vllm:request_success_total") for engine in stack.engine_urls]
+    done = [new - old for new, old in zip(after, before, strict=True)]
+    assert sum(done) == 8 and min(done) >= 2, done
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names == ["smollm2", "smollm2-135m"]
+    assert client.models.retrieve("smollm2").id == "smollm2"
+
+
+def test_an_unknown_model_is_refused_by_the_edge(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model="nope", messages=[{"role": "user", "content": QUESTION}])
+    assert error.value.code == "model_not_found" and "smollm2" in error.value.message
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="nope", max_tokens=5, messages=[{"role": "user", "content": QUESTION}])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_long_a_prompt_is_the_engines_400(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(
+            model="smollm2", messages=[{"role": "user", "content": "word " * 5000}], stream=stream
+        )
+    assert "maximum context length is 4096 tokens" in error.value.message
+    line = stack.access_log()[-1]
+    assert (line["status"], line["model"]) == (400, "smollm2") and line["backend"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_stops_the_engines_work_within_a_second(stack: Stack, stream: bool) -> None:
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Tell a very long story."}],
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+
+    def leave(until: Callable[[], object]) -> float:
+        with requests.post(f"{stack.url}/v1/chat/completions", json=body, stream=True, timeout=60) as answer:
+            for _ in zip(range(5), answer.iter_lines(), strict=False):
+                pass
+            assert stack.requests_running() == 1
+        left = time.monotonic()
+        until()
+        return time.monotonic() - left
+
+    def stopped() -> None:
+        wait_until("the engine to stop", lambda: stack.requests_running() == 0, 5, 0.02)
+
+    if stream:
+        assert leave(stopped) < 1
+    else:
+        with pytest.raises(requests.ReadTimeout):
+            requests.post(f"{stack.url}/v1/chat/completions", json=body, timeout=1.5)
+        left = time.monotonic()
+        stopped()
+        assert time.monotonic() - left < 1
+    wait_until("the log line", lambda: stack.access_log()[-1]["end"] == "client_left", 5)
+
+
+def test_the_access_log_knows_ttft_gaps_and_tokens(stack: Stack, client: openai.OpenAI) -> None:
+    began = time.monotonic()
+    first = None
+    stream = client.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": QUESTION}],
+        stream=True,
+        stream_options={"include_usage": True},
+        max_tokens=30,
+        extra_body={"ignore_eos": True},
+    )
+    for _ in stream:
+        first = first or time.monotonic()
+    assert first is not None
+    total_ms = (time.monotonic() - began) * 1000
+    line = wait_until("the log line", lambda: (lines := stack.access_log()) and lines[-1]["stream"] and lines[-1])
+    assert (line["status"], line["end"], line["completion_tokens"]) == (200, "complete", 30)
+    assert line["prompt_tokens"] > 10
+    assert 0 < line["ttft_ms"] <= (first - began) * 1000 + 5
+    assert line["ttft_ms"] < line["total_ms"] <= total_ms + 5
+    assert 0 < line["itl_mean_ms"] <= line["itl_max_ms"] < line["total_ms"]
+
+
+def test_a_killed_engine_is_replaced_while_the_other_one_answers(stack: Stack, client: openai.OpenAI) -> None:
+    (identity, *_) = sorted(folder.name for folder in (stack.paths.root / "engines").iterdir())
+    record = Record.load(stack.paths.engine(identity))
+    assert record is not None
+    family = psutil.Process(record.pid).children(recursive=True)
+    assert family  # the engine core and its worker are processes of their own
+    psutil.Process(record.pid).kill()
+    for _ in range(5):
+        client.completions.create(model="smollm2", prompt="Still here:", max_tokens=2)
+
+    def replaced() -> bool:
+        new = Record.load(stack.paths.engine(identity))
+        return new is not None and new.pid != record.pid
+
+    wait_until("a new engine", replaced, 30)
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    stack.signalbox("run")  # returns when all engines are ready again
+
+
+def test_down_ends_every_process_and_run_brings_it_back(stack: Stack, client: openai.OpenAI) -> None:
+    assert "VLLM" in " ".join(stack.processes()) or len(stack.processes()) >= 6
+    output = stack.signalbox("down")
+    assert output.endswith("Nothing of this fleet runs any more.\n")
+    assert stack.processes() == []
+    with pytest.raises(openai.APIConnectionError):
+        client.models.list()
+    stack.output = stack.signalbox("run")
+    assert client.completions.create(model="smollm2", prompt="Back:", max_tokens=2).choices[0].text
