@@ -50,6 +50,7 @@ wanted_packages() {
     if [ -z "${EDGE_NGINX:-}" ] && ! have openresty; then
         echo nginx-light libnginx-mod-http-lua lua-resty-core lua-cjson luajit2 lua-nginx-dns
     fi
+    echo libnuma1 # vLLM on CPU loads it
     have curl || echo curl
     case $purpose in
         test-fast) echo lua-check lua-busted luajit2 wrk ;;

