@@ -63,9 +63,9 @@ class Edge:
     def start(self) -> Edge:
         Edge.running.append(self)
         try:
-            self.paths = self.site.paths
-            self.process = self.site.process
-            apply.start(self.site)
+            site = self.site
+            self.paths, self.process = site.paths, site.process
+            apply.start(site)
             if self.wait_ready:
                 self.until_ready()
         except BaseException:
