@@ -194,7 +194,9 @@ class Edge:
         """The access log, oldest first; nginx is told to write out what it holds back."""
         path = self.paths.edge_logs / "access.log"
         self.process.reopen_logs()
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        whole, _, _ = text.rpartition("\n")  # a worker may be writing the last line at this moment
+        return [json.loads(line) for line in whole.splitlines()]
 
     def log_of(self, request_id: str) -> dict[str, Any]:
         """The one line of a request."""
