@@ -22,7 +22,7 @@ from control.edge.site import Site, open_site, state_paths
 from control.engines.local import stop_recorded
 from control.engines.model import require_folder
 from control.engines.prepare import is_prepared, local_engines, prepare
-from control.engines.processes import Record, bound
+from control.engines.processes import Record, birth, bound
 from control.errors import ControlError, EngineError, FleetError
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
@@ -245,7 +245,7 @@ def curl_command(loaded: LoadedFleet) -> str:
     edge = loaded.fleet.edge
     model = loaded.fleet.default_model or next(iter(loaded.fleet.models))
     question = "What is the capital of France?"
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": question}]}
+    body = {"model": model, "stream": True, "temperature": 0, "messages": [{"role": "user", "content": question}]}
     insecure = ["--insecure"] if edge.tls else []
     url = f"{Address(edge.listen, edge.tls is not None).url}/v1/chat/completions"
     head = shlex.join(["curl", "--no-buffer", *insecure, url, "-H", "Content-Type: application/json"])
@@ -268,10 +268,11 @@ def _stop_command(loaded: LoadedFleet) -> str:
 
 def _end_control_plane(paths: StatePaths, pid: int, progress: Steps) -> None:
     """TERM, which ends the engines too; each may take its stop_timeout. KILL when it hangs: the records remain."""
+    alive = birth(pid)
     os.kill(pid, signal.SIGTERM)
     longest = max([record.stop_seconds for record in _records(paths)], default=0.0)
     deadline = time.monotonic() + longest + 20
-    while daemon_pid(paths) == pid:
+    while birth(pid) == alive:  # its pid file goes a moment before it does
         progress("Stopping the engines and the control plane", "running answers may finish")
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ import requests
 import yaml
 
 from control.paths import REPOSITORY, StatePaths
-from tests.support.net import free_port
+from tests.support.net import free_port, wait_until
 
 #: Seconds: the first run of a checkout installs 2.7 GB before it starts anything.
 INSTALL_TIMEOUT = 1800
@@ -87,9 +87,14 @@ class Stack:
     def requests_running(self) -> float:
         return sum(self.metric(engine, "vllm:num_requests_running") for engine in self.engine_urls)
 
-    def access_log(self) -> list[dict[str, Any]]:
-        """The edge's access log, oldest line first."""
-        return [json.loads(line) for line in (self.paths.edge_logs / "access.log").read_text().splitlines()]
+    def logged(self, request_id: str) -> dict[str, Any]:
+        """The access log's line of this request; each worker writes its lines a moment after they happen."""
+
+        def line() -> dict[str, Any]:
+            lines = map(json.loads, (self.paths.edge_logs / "access.log").read_text().splitlines())
+            return next((line for line in lines if line["id"] == request_id), {})
+
+        return wait_until(f"the log line of {request_id}", line)
 
     def processes(self) -> list[str]:
         """Command lines of processes that have to do with this stack."""

@@ -6,7 +6,6 @@ import concurrent.futures
 import json
 import subprocess
 import time
-from collections.abc import Callable
 
 import anthropic
 import openai
@@ -128,44 +127,42 @@ def test_an_unknown_model_is_refused_by_the_edge(client: openai.OpenAI, claude: 
 def test_too_long_a_prompt_is_the_engines_400(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(
-            model="smollm2", messages=[{"role": "user", "content": "word " * 5000}], stream=stream
+            model="smollm2",
+            messages=[{"role": "user", "content": "word " * 5000}],
+            stream=stream,
+            extra_headers={"X-Request-Id": f"too-long-{stream}"},
         )
     assert "maximum context length is 4096 tokens" in error.value.message
-    line = stack.access_log()[-1]
-    assert (line["status"], line["model"]) == (400, "smollm2") and line["backend"]
+    line = stack.logged(f"too-long-{stream}")
+    assert (line["status"], line["model"]) == (400, "smollm2") and line["backend"] and line["bytes_in"] > 25_000
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_stops_the_engines_work_within_a_second(stack: Stack, stream: bool) -> None:
-    body = {
-        "model": "smollm2",
-        "messages": [{"role": "user", "content": "Tell a very long story."}],
-        "max_tokens": 3000,
-        "ignore_eos": True,
-        "stream": stream,
-    }
+LONG = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "Tell a very long story."}],
+    "max_tokens": 3000,
+    "ignore_eos": True,
+}
 
-    def leave(until: Callable[[], object]) -> float:
-        with requests.post(f"{stack.url}/v1/chat/completions", json=body, stream=True, timeout=60) as answer:
-            for _ in zip(range(5), answer.iter_lines(), strict=False):
-                pass
-            assert stack.requests_running() == 1
-        left = time.monotonic()
-        until()
-        return time.monotonic() - left
 
-    def stopped() -> None:
-        wait_until("the engine to stop", lambda: stack.requests_running() == 0, 5, 0.02)
+def test_a_reader_that_leaves_stops_the_engines_work_within_a_second(stack: Stack) -> None:
+    url, headers = f"{stack.url}/v1/chat/completions", {"X-Request-Id": "reader-leaves"}
+    with requests.post(url, json={**LONG, "stream": True}, headers=headers, stream=True, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines) for _ in range(5)]
+        wait_until("the engine to work", lambda: stack.requests_running() == 1)
+    wait_until("the engine to stop", lambda: stack.requests_running() == 0, 1, 0.02)
+    assert stack.logged("reader-leaves")["end"] == "client_left"
 
-    if stream:
-        assert leave(stopped) < 1
-    else:
-        with pytest.raises(requests.ReadTimeout):
-            requests.post(f"{stack.url}/v1/chat/completions", json=body, timeout=1.5)
-        left = time.monotonic()
-        stopped()
-        assert time.monotonic() - left < 1
-    wait_until("the log line", lambda: stack.access_log()[-1]["end"] == "client_left", 5)
+
+def test_a_client_that_gives_up_waiting_stops_the_engines_work_within_a_second(stack: Stack) -> None:
+    url, headers = f"{stack.url}/v1/chat/completions", {"X-Request-Id": "gives-up"}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(requests.post, url, json=LONG, headers=headers, timeout=1.5)
+        wait_until("the engine to work", lambda: stack.requests_running() == 1, 1.4, 0.02)
+        assert isinstance(waiting.exception(), requests.ReadTimeout)
+    wait_until("the engine to stop", lambda: stack.requests_running() == 0, 1, 0.02)
+    assert stack.logged("gives-up")["end"] == "client_left"
 
 
 def test_the_access_log_knows_ttft_gaps_and_tokens(stack: Stack, client: openai.OpenAI) -> None:
@@ -178,12 +175,13 @@ def test_the_access_log_knows_ttft_gaps_and_tokens(stack: Stack, client: openai.
         stream_options={"include_usage": True},
         max_tokens=30,
         extra_body={"ignore_eos": True},
+        extra_headers={"X-Request-Id": "watched"},
     )
     for _ in stream:
         first = first or time.monotonic()
     assert first is not None
     total_ms = (time.monotonic() - began) * 1000
-    line = wait_until("the log line", lambda: (lines := stack.access_log()) and lines[-1]["stream"] and lines[-1])
+    line = stack.logged("watched")
     assert (line["status"], line["end"], line["completion_tokens"]) == (200, "complete", 30)
     assert line["prompt_tokens"] > 10
     assert 0 < line["ttft_ms"] <= (first - began) * 1000 + 5
@@ -198,6 +196,9 @@ def test_a_killed_engine_is_replaced_while_the_other_one_answers(stack: Stack, c
     family = psutil.Process(record.pid).children(recursive=True)
     assert family  # the engine core and its worker are processes of their own
     psutil.Process(record.pid).kill()
+    # A request on a kept connection that dies at that very moment is answered 502: it may have started, so it is not
+    # run again. Once the connections are closed, the other engine takes everything.
+    time.sleep(0.5)
     for _ in range(5):
         client.completions.create(model="smollm2", prompt="Still here:", max_tokens=2)
 
