@@ -15,7 +15,7 @@ class StatePaths:
 
     root: Path
 
-    # The edge: nginx's prefix is ``edge``; ``next`` is what render wrote, ``conf`` what runs, ``last`` the last good one.
+    # The edge: nginx's prefix is ``edge``; ``next`` is what render wrote, ``conf`` what runs, ``last`` the last good.
     @property
     def edge(self) -> Path:
         return self.root / "edge"
