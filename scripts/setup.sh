@@ -48,13 +48,22 @@ wanted_packages() {
         "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
     fi
     if [ -z "${EDGE_NGINX:-}" ] && ! have openresty; then
-        echo nginx-light libnginx-mod-http-lua lua-resty-core lua-cjson luajit2 lua-nginx-dns
+        echo nginx-light libnginx-mod-http-lua lua-resty-core lua-cjson lua-nginx-dns
     fi
     echo libnuma1 # vLLM on CPU loads it
     have curl || echo curl
     case $purpose in
-        test-fast) echo lua-check lua-busted luajit2 wrk ;;
-        test) echo lua-check lua-busted luajit2 wrk; have chromium || echo chromium ;;
+        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk ;;
+        test) echo lua-check lua-busted "$(luajit_package)" wrk; have chromium || echo chromium ;;
+    esac
+}
+
+# The LuaJIT that the nginx module links: a fork with a name of its own, until Debian 13 made it the only one. The two
+# cannot be installed together.
+luajit_package() {
+    case $(apt-cache policy luajit2 2>/dev/null | awk '/Candidate:/ {print $2}')/$(apt-cache policy luajit 2>/dev/null | awk '/Candidate:/ {print $2}') in
+        /?* | "(none)"/?*) echo luajit ;;
+        *) echo luajit2 ;;
     esac
 }
 
@@ -80,6 +89,9 @@ install_packages() {
             fail "These packages are missing, and this user may not install them: $packages" \
                 "As root: $command" "Then run the same command again."
         fi
+        $sudo apt-get update -q || say "apt-get update failed; trying with the package lists that are there."
+        packages=$(missing_packages | sort -u | tr '\n' ' ') # a fresh machine has no lists until now
+        command="apt-get install -y --no-install-recommends $packages"
         say "Installing system packages: $packages"
         with_services_off
     else
@@ -113,7 +125,6 @@ with_services_off() {
 }
 
 install_with_apt() {
-    $sudo apt-get update -q || say "apt-get update failed; trying with the package lists that are there."
     # A list of words is meant:
     # shellcheck disable=SC2086
     $sudo env DEBIAN_FRONTEND=noninteractive $command ||
