@@ -15,6 +15,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     module = sys.modules.get("tests.support.edge")
     if report.failed and module is not None:
         for edge in module.Edge.running:
-            lines = [line for line in edge.error_log().splitlines() if "buffered to a temporary file" not in line]
-            report.sections.append((f"error.log of the edge at {edge.url}", "\n".join(lines[-12:])))
+            report.sections.append((f"error.log of the edge at {edge.url}", edge.tail()))
     return report

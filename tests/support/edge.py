@@ -69,14 +69,20 @@ class Edge:
             if self.wait_ready:
                 self.until_ready()
         except BaseException:
-            log = self.error_log()
+            print(self.tail())
             self.stop(check=False)
-            print(log)
             raise
         return self
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is not None:
+            print(f"error.log of the edge at {self.url}:\n{self.tail()}")
         self.stop(check=kind is None)
+
+    def tail(self) -> str:
+        """The last lines of the error log, without nginx's remarks on large bodies."""
+        lines = [line for line in self.error_log().splitlines() if "buffered to a temporary file" not in line]
+        return "\n".join(lines[-15:])
 
     def stop(self, check: bool = True) -> None:
         """Stop nginx and remove the folder. With ``check``: AssertionError when the error log shows a fault."""
