@@ -54,8 +54,9 @@ def test_one_killed_worker_takes_nothing_from_the_other(engine: ScriptedEngine) 
         victim = max(edge.workers(), key=lambda pid: connections(pid, engine.port))
         edge.kill_worker(victim)
         wait_until("the engine to notice", lambda: engine.counters()["running"] < 24, 1.5)
+        time.sleep(0.2)  # its connections end one after the other
         left = engine.counters()["running"]
-        wait_until("the slots of the victim", lambda: edge.in_flight() == left, 1.5)
+        wait_until("the slots of the victim", lambda: edge.in_flight() == left, 1.0)
         more = streams(edge, 4)
         assert edge.in_flight() == left + 4
         for client in clients + more:
