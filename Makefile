@@ -67,9 +67,9 @@ test: setup-test vllm-runtime lint ## everything, from nothing: lint, busted, py
 	$(BUSTED)
 	$(PYTEST)
 
-test-fast: setup-test-fast lint ## everything that needs no vLLM and no browser; under two minutes
+test-fast: setup-test-fast lint ## what needs no vLLM, no browser and no long start; under two minutes
 	$(BUSTED)
-	$(PYTEST) -q --ignore=tests/vllm --ignore=tests/web/test_browser.py
+	$(PYTEST) -q -m "not slow" --ignore=tests/vllm --ignore=tests/web/test_browser.py
 
 test-openresty: setup-test-fast ## the edge's tests against another engine: EDGE_NGINX=/path/to/openresty
 	@test -n "$(EDGE_NGINX)$$(command -v openresty)" || { \
@@ -82,7 +82,8 @@ vllm-runtime: setup # the vLLM that tests/vllm and `make run` share
 bench-edge: setup-test-fast ## CPU and latency of the edge beside plain nginx and vllm-router
 	.venv/bin/python -m control.bench.edge
 
-prove-edge: prove-fuzz ## every long proof of the edge; figures go to docs/figures
+prove-edge: setup-test-fast prove-fuzz ## every long proof of the edge; figures go to docs/figures
+	.venv/bin/python -m tests.edge.prove
 
 prove-fuzz: setup-test-fast ## 200,000 documents for each body scanner
 	.venv/bin/python -m tests.fuzz.prove

@@ -65,6 +65,12 @@ local function parse_dns(list)
 end
 
 
+-- A host or address as it stands in front of a port: IPv6 in brackets.
+local function literal(host)
+    return host and find(host, ":", 1, true) and "[" .. host .. "]" or host
+end
+
+
 local function build_backend(id, given)
     local served = {}
     for _, name in ipairs(given.served) do
@@ -75,10 +81,10 @@ local function build_backend(id, given)
         id = id,
         pid = pid,
         model = given.model,
-        host = given.host,
+        host = literal(given.host),
         port = given.port,
         scheme = given.scheme,
-        address = given.addresses[1],
+        address = literal(given.addresses[1]),
         named = not is_address(given.host),
         tls_location = given.tls_location,
         own_ca = given.own_ca,

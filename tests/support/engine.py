@@ -29,7 +29,8 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
     def __enter__(self) -> ScriptedEngine:
         return self.start()
@@ -39,7 +40,7 @@ class ScriptedEngine:
 
     def launch(self) -> ScriptedEngine:
         """Start the process without waiting for it: several at once start in the time of one."""
-        listener = socket.socket()
+        listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((self.host, self.port))
         command = [sys.executable, "-m", "tests.scripted", "--host", self.host, "--port", str(self.port)]
