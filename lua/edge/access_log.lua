@@ -42,12 +42,19 @@ local function gaps(state)
 end
 
 
+-- The path of a request that no route serves. nginx gives up some before it has read one.
+local function raw_path()
+    local uri = ngx.var.uri
+    return uri and uri ~= "/edge-error" and clean(uri) or "null"
+end
+
+
 -- `state` is the request's table, `facts` what the log phase worked out.
 function _M.line(state, facts)
     local model, backend, route = state.model, state.backend, state.route
     return '"key":null,"model":' .. name(model and model.id)
         .. ',"backend":' .. name(backend and backend.id)
-        .. ',"path":' .. (route and name(route.path) or clean(ngx.var.uri or ""))
+        .. ',"path":' .. (route and name(route.path) or raw_path())
         .. ',"end":"' .. facts.ending
         .. '","error":' .. name(state.error)
         .. ',"stream":' .. (state.sse and "true" or "false")
