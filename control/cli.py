@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,29 @@ def fail(message: str, hint: str = "") -> None:
         click.echo(hint, err=True)
 
 
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space on the disk, then run the same command again."
+    if error.filename:
+        return "Check the path and its permissions."
+    return "Run the same command again; if it fails again, look into the logs below the state folder (.signalbox)."
+
+
 class Commands(click.Group):
     """The group that turns expected exceptions of any command into one clear message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; SignalboxError and file-system errors end with a message, never with a traceback."""
+        """Run the command; SignalboxError and errors of the system end with a message, never with a traceback."""
         try:
             return super().invoke(ctx)
         except SignalboxError as error:
             fail(error.message, error.hint)
             ctx.exit(error.exit_code)
         except OSError as error:
-            if error.filename is None:  # not about a file: a broken pipe is click's to end quietly, the rest are bugs
+            if error.errno == errno.EPIPE:  # who read our output has gone: click ends quietly
                 raise
-            fail(f"{error.filename}: {error.strerror}", "Check the path and its permissions.")
+            what = error.strerror or str(error) or type(error).__name__
+            fail(f"{error.filename}: {what}" if error.filename else what, _advice(error))
             ctx.exit(1)
 
 

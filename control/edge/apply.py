@@ -13,7 +13,7 @@ from control.edge.admin import AdminClient, read_token
 from control.edge.changes import Changes
 from control.edge.files import Applied
 from control.edge.logs import ErrorLog
-from control.edge.ports import require_free
+from control.edge.ports import require_free, require_movable
 from control.edge.process import CONF, NEXT_CONF, EdgeProcess, Ending
 from control.edge.render import Rendered
 from control.edge.site import Site, client, locked
@@ -23,6 +23,8 @@ from control.paths import StatePaths
 
 #: Seconds for the workers of a new generation to answer. nginx itself tries for 2.5 s to get a port.
 CONFIRM_TIMEOUT = 15.0
+#: Seconds that workers whose master was killed get for their streams when a new edge is to take their place.
+ORPHANS_DRAIN = 5.0
 #: Seconds that a failure seen in error.log may be followed by an answer all the same.
 GRACE = 0.3
 #: What new workers may say of themselves; other lines at that moment are about traffic.
@@ -87,16 +89,20 @@ def start(site: Site) -> Result:
             raise EdgeError(f"the edge is already running (pid {pid})", "`signalbox reload` applies changes.")
         plan = _plan(site)
         warnings = site.process.test(NEXT_CONF)
+        if site.process.stop(drain=ORPHANS_DRAIN) != "was not running":
+            warnings.append("the master process of the edge had been killed; the workers that it left were ended")
         require_free((*plan.rendered.listen, plan.rendered.admin))
         saved = files.backup(site.paths)
         generation = files.generation(site.paths) + 1
-        _promote(site, plan, generation)
+        files.keep_last(site.paths, files.good(site.paths, Applied.read(site.paths)))
         try:
+            _promote(site, plan, generation)
             pid = launch(site, plan.rendered.admin, generation)
+            _record(site, plan, generation)
         except BaseException:
+            site.process.stop(quit=False)
             files.restore(site.paths, saved)
             raise
-        _record(site, plan, generation)
         warnings += [
             f"${name} is not set, so the edge has no key for the engines that want it"
             for name in plan.rendered.key_envs
@@ -125,7 +131,7 @@ def launch(site: Site, admin: str, generation: int) -> int:
 def stop(paths: StatePaths, quit: bool = True, drain: float = 30.0) -> Ending:
     """Stop the edge of this state folder (see ``EdgeProcess.stop``) when no start or reload is at work."""
     process = EdgeProcess(paths)
-    if process.pid() is None:
+    if process.pid() is None and not process.orphans():
         return "was not running"
     with locked(paths):
         return process.stop(quit, drain)
@@ -159,21 +165,23 @@ def _reload(site: Site, edge: AdminClient) -> Result:
         return Result("nothing", plan.changes, current, plan.version)
     warnings = site.process.test(NEXT_CONF)
     applied = Applied.read(site.paths)
-    saved = files.good(site.paths, applied)
+    saved = files.good(site.paths, applied, str(state.get("generation")))
     files.keep_last(site.paths, saved)
     if not plan.changes.static:
         _push(site, edge, plan, saved, current)
         return Result("pushed", plan.changes, current, plan.version, tuple(warnings))
-    new = {*plan.rendered.listen, plan.rendered.admin} - set([*applied.listen, applied.admin] if applied else ())
-    require_free(sorted(new))
+    old = [*applied.listen, applied.admin] if applied else []
+    new = sorted({*plan.rendered.listen, plan.rendered.admin} - set(old))
+    require_movable(old, new, "edge.admin" if new == [plan.rendered.admin] else "edge.listen")
+    require_free(new)
     generation = max(current, int(str(state.get("generation") or 0))) + 1
     found = _hup(site, edge, plan, saved, generation)
     return Result("reloaded", plan.changes, generation, plan.version, (*warnings, *found))
 
 
 def _push(site: Site, edge: AdminClient, plan: _Plan, saved: dict[str, str | None], generation: int) -> None:
-    _promote(site, plan, generation)
     try:
+        _promote(site, plan, generation)
         edge.put_fleet(plan.fleet_json)
     except EdgeError as error:
         files.restore(site.paths, saved)
@@ -191,13 +199,14 @@ def _hup(site: Site, old: AdminClient, plan: _Plan, saved: dict[str, str | None]
         _promote(site, plan, generation)
         site.process.reload_signal()
         problem = _await(site.process, new, generation, log)
+        if problem is None:
+            _record(site, plan, generation)
     except BaseException:
         _put_back(site, old, saved, generation)
         raise
     finally:
         new.close()
     if problem is None:
-        _record(site, plan, generation)
         complaints = [line for line in log.severe() if _COMPLAINT.search(line)]
         return [*_cautions(plan.changes), *complaints[:10]]
     note = _put_back(site, old, saved, generation)
@@ -300,11 +309,18 @@ def _with_version(site: Site, plan: _Plan, version: int) -> _Plan:
 
 
 def _promote(site: Site, plan: _Plan, generation: int) -> None:
-    """Move the plan's files to conf/, each atomically; nginx reads them only when it is told to."""
-    conf = site.paths.edge / CONF
-    files.write(conf, plan.rendered.nginx_conf)
-    files.write(site.paths.conf / "fleet.json", plan.fleet_json)
-    files.write(site.paths.conf / "generation", f"{generation}\n")
+    """Move the plan's files to conf/, each atomically; nginx reads them only when it is told to.
+
+    The generation comes first: cut short, conf/ has one that nobody runs, so nobody takes its files for confirmed.
+    """
+    conf = site.paths.conf
+    files.write_all(
+        {
+            conf / "generation": f"{generation}\n",
+            conf / "fleet.json": plan.fleet_json,
+            site.paths.edge / CONF: plan.rendered.nginx_conf,
+        }
+    )
 
 
 def _record(site: Site, plan: _Plan, generation: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from control.edge.snapshot import Snapshot
 from control.errors import EdgeError
 from control.paths import StatePaths
 
-#: The files of one promoted configuration.
+#: The files of one promoted configuration. A restore that is cut short leaves a generation that nobody runs.
 NAMES = ("nginx.conf", "fleet.json", "generation")
 
 
@@ -51,14 +53,37 @@ class Applied:
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write ``text`` so that a reader sees the old file or the new one, never a part, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Write ``text`` so that a reader sees the old file or the new one, never a part, also after a power cut.
+
+    Raises EdgeError when that fails (a full disk, permissions); then the old file is as it was.
+    """
+    write_all({path: text}, mode)
+
+
+def write_all(texts: Mapping[Path, str], mode: int = 0o644) -> None:
+    """Write several files: all their content first, so that a full disk changes none of them; then one rename each."""
+    temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
+    path = Path()
+    try:
+        for path, text in texts.items():
+            descriptor = os.open(temporaries[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
+    except OSError as error:
+        for temporary in temporaries.values():
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        raise EdgeError(f"{path} could not be written: {error.strerror}", _hint(error)) from error
+
+
+def _hint(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space on that disk, then run the same command again."
+    return "Check that folder and its permissions; if another account started the edge, use that one."
 
 
 def read(path: Path) -> str | None:
@@ -90,29 +115,35 @@ def backup(paths: StatePaths) -> dict[str, str | None]:
     return {name: read(paths.conf / name) for name in NAMES}
 
 
-def good(paths: StatePaths, applied: Applied | None) -> dict[str, str | None]:
-    """The last files that the edge has confirmed: those of conf/, or those of last/ after an interrupted reload."""
+def good(paths: StatePaths, applied: Applied | None, runs: str | None = None) -> dict[str, str | None]:
+    """The last files that the edge has confirmed: those of conf/, or those of last/ after an interrupted reload.
+
+    ``runs``: the generation that the running edge reports, if any. Files of last/ count only when they are the applied
+    ones: after an interrupted start they may be older than what runs.
+    """
     saved = backup(paths)
-    text = saved["nginx.conf"]
-    confirmed = applied is None or (text is not None and digest(text.encode()) == applied.hashes.get("nginx.conf"))
     last = {name: read(paths.last / name) for name in NAMES}
-    return saved if confirmed or None in last.values() else last
+    if applied is None or None in last.values() or (runs is not None and (saved["generation"] or "").strip() == runs):
+        return saved
+
+    def confirmed(found: dict[str, str | None]) -> bool:
+        return digest((found["nginx.conf"] or "").encode()) == applied.hashes.get("nginx.conf")
+
+    return last if confirmed(last) and not confirmed(saved) else saved
 
 
 def restore(paths: StatePaths, saved: dict[str, str | None]) -> None:
-    """Put the files of a ``backup`` back."""
-    for name, text in saved.items():
+    """Put the files of a ``backup`` back. Files that are as they were are left alone: that needs no free disk."""
+    changed = {name: text for name, text in saved.items() if text != read(paths.conf / name)}
+    write_all({paths.conf / name: text for name, text in changed.items() if text is not None})
+    for name, text in changed.items():
         if text is None:
             (paths.conf / name).unlink(missing_ok=True)
-        else:
-            write(paths.conf / name, text)
 
 
 def keep_last(paths: StatePaths, saved: dict[str, str | None]) -> None:
     """Keep a ``backup`` in last/, where a person finds the last good files."""
-    for name, text in saved.items():
-        if text is not None:
-            write(paths.last / name, text)
+    write_all({paths.last / name: text for name, text in saved.items() if text is not None})
 
 
 def digest(content: bytes) -> str:

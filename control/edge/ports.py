@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import psutil
 
 from control.errors import EdgeError
+from control.fleet.address import overlap
 
 
 def split(address: str) -> tuple[str, int]:
@@ -44,6 +45,23 @@ def require_free(addresses: Iterable[str]) -> None:
                 listener.listen(1)
             except OSError as error:
                 raise _problem(address, port, error) from error
+
+
+def require_movable(old: Iterable[str], new: Iterable[str], key: str) -> None:
+    """Raise EdgeError when an edge that listens on ``old`` cannot come to listen on one of ``new`` by a reload.
+
+    nginx opens new sockets before it closes old ones, and 0.0.0.0:P cannot be bound while 127.0.0.1:P is.
+    """
+    taken = [(address, *split(address)) for address in old]
+    for address in new:
+        host, port = split(address)
+        for before, its_host, its_port in taken:
+            if port == its_port and overlap(host, its_host):
+                raise EdgeError(
+                    f"{key} moves from {before} to {address} on the same port; nginx cannot do that while it runs",
+                    "Stop the edge and start it again: `make stop` and `make run` (or `signalbox stop` and "
+                    "`signalbox start`).",
+                )
 
 
 def _problem(address: str, port: int, error: OSError) -> EdgeError:

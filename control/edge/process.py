@@ -10,11 +10,13 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from control.edge.binary import Engine
+from control.edge.files import write
 from control.edge.logs import ErrorLog
 from control.errors import EdgeError
 from control.paths import StatePaths
@@ -46,11 +48,7 @@ class EdgeProcess:
         self.paths.edge_pid.parent.mkdir(exist_ok=True)
         (self.paths.edge / "temp").mkdir(exist_ok=True)
         if not self.paths.admin_token.exists():
-            temporary = self.paths.admin_token.with_suffix(f".{os.getpid()}")
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32) + "\n")
-            temporary.replace(self.paths.admin_token)
+            write(self.paths.admin_token, secrets.token_hex(32) + "\n", mode=0o600)
 
     def test(self, conf: str = CONF) -> list[str]:
         """Run ``nginx -t`` on ``conf`` (relative to the prefix) and return its warnings.
@@ -100,6 +98,34 @@ class EdgeProcess:
                     found.append(child.pid)
         return found
 
+    def orphans(self) -> list[psutil.Process]:
+        """Our workers whose master was killed: they go on serving, and nobody can tell them anything any more.
+
+        nginx's master leads a process group of its own, so what it leaves has the number in the pid file as its group.
+        """
+        try:
+            group = int(self.paths.edge_pid.read_text())
+            written = self.paths.edge_pid.stat().st_mtime
+        except (OSError, ValueError):
+            return []
+        if _exists(group):
+            return []
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):  # it ended while we looked
+                if os.getpgid(pid) == group:
+                    process = psutil.Process(pid)
+                    if "nginx: worker process" in " ".join(process.cmdline()) and self._is_ours(process, written):
+                        found.append(process)
+        return found
+
+    def _is_ours(self, worker: psutil.Process, written: float) -> bool:
+        """Whether ``worker`` has our logs open; the group alone may be that of a foreign nginx after a reboot."""
+        try:
+            return any(Path(file.path).is_relative_to(self.paths.edge_logs) for file in worker.open_files())
+        except psutil.AccessDenied:  # not even root may look in some containers: then ask the age of the pid file
+            return written > psutil.boot_time()
+
     def start(self) -> int:
         """Start nginx on conf/nginx.conf and return the master's pid. Raises EdgeError with what nginx said."""
         if self.pid() is not None:
@@ -120,31 +146,22 @@ class EdgeProcess:
         raise EdgeError(f"the edge did not start:\n{reason}", f"The whole log: {log.path}")
 
     def stop(self, quit: bool = True, drain: float = 30.0) -> Ending:
-        """Stop nginx and return how it ended.
+        """Stop nginx, or the workers that a killed master left, and return how it ended.
 
         ``quit``: let running answers finish, for at most ``drain`` seconds, before TERM cuts them; KILL comes last.
+        Raises EdgeError when it belongs to another user.
         """
         pid = self.pid()
-        if pid is None:
-            return "was not running"
         try:
-            master = psutil.Process(pid)
-            family = [master, *master.children(recursive=True)]
+            heads = [psutil.Process(pid)] if pid is not None else self.orphans()
+            family = [*heads, *(child for head in heads for child in head.children(recursive=True))]
         except psutil.NoSuchProcess:
             return "was not running"
-        if quit:
-            master.send_signal(signal.SIGQUIT)
-            if _gone([master], drain):
-                return "finished its streams"
-        master.send_signal(signal.SIGTERM)
-        if _gone(family, TERM_TIMEOUT):
-            return "was terminated"
-        for process in family:
-            if process.is_running():
-                process.kill()
-        _gone(family, TERM_TIMEOUT)
+        if not heads:
+            return "was not running"
+        ending = _end(heads, family, drain if quit else None)
         self.paths.edge_pid.unlink(missing_ok=True)
-        return "was killed"
+        return ending
 
     def reload_signal(self) -> None:
         """HUP: nginx reads conf/nginx.conf again. Whether it liked it, only /state and error.log tell."""
@@ -158,12 +175,8 @@ class EdgeProcess:
         pid = self.pid()
         if pid is None:
             raise EdgeError("the edge is not running", "Start it with `signalbox start`.")
-        try:
-            os.kill(pid, number)
-        except PermissionError:
-            raise EdgeError(
-                f"the edge (pid {pid}) belongs to another user", "Use the account (or sudo) that started it."
-            ) from None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _send([psutil.Process(pid)], number)
 
     def _run(self, *arguments: str) -> tuple[int, str]:
         if self.engine is None:
@@ -187,6 +200,41 @@ class EdgeProcess:
 def running(paths: StatePaths) -> bool:
     """Whether the edge of this state folder runs."""
     return EdgeProcess(paths).pid() is not None
+
+
+def _end(heads: list[psutil.Process], family: list[psutil.Process], drain: float | None) -> Ending:
+    """QUIT (when ``drain`` says for how many seconds), TERM, KILL."""
+    if drain is not None:
+        _send(heads, signal.SIGQUIT)
+        if _gone(heads, drain):
+            return "finished its streams"
+    _send(heads, signal.SIGTERM)
+    if _gone(family, TERM_TIMEOUT):
+        return "was terminated"
+    _send(family, signal.SIGKILL)
+    _gone(family, TERM_TIMEOUT)
+    return "was killed"
+
+
+def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            pass
+        except psutil.AccessDenied:
+            raise EdgeError(
+                f"the edge (pid {process.pid}) belongs to another user", "Use the account (or sudo) that started it."
+            ) from None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def _gone(processes: list[psutil.Process], seconds: float) -> bool:

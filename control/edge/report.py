@@ -34,7 +34,10 @@ def collect(paths: StatePaths) -> Report:
     process = EdgeProcess(paths)
     pid = process.pid()
     if pid is None:
-        return Report(None, None, None, "The edge is not running. Start it with `signalbox start`.")
+        left = ", ".join(str(worker.pid) for worker in process.orphans())
+        problem = f"The edge's master process was killed, but its workers ({left}) go on serving." if left else ""
+        problem = problem or "The edge is not running."
+        return Report(None, None, None, f"{problem} Start it with `signalbox start`.")
     try:
         edge = client(paths)
     except EdgeError as error:

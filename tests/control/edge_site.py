@@ -14,10 +14,11 @@ import psutil
 import yaml
 
 from control.edge.ports import free_port
+from control.edge.process import EdgeProcess
 from control.edge.render import Sources
 from control.edge.site import Site, open_site
 from control.fleet.load import load
-from control.paths import REPOSITORY
+from control.paths import REPOSITORY, StatePaths
 
 
 class Place:
@@ -71,7 +72,7 @@ def place() -> Iterator[Place]:
     try:
         yield here
     finally:
-        for process in here.processes():
+        for process in [*here.processes(), *EdgeProcess(StatePaths(folder / ".signalbox")).orphans()]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(folder, ignore_errors=True)
