@@ -116,7 +116,7 @@ def _check_first(site: Site) -> None:
         if isinstance(engine.source, Path):
             require_folder(engine.spec.model, engine.source)
     apply.render_next(site)
-    if site.process.pid() is None:
+    if site.process.pid() is None and not site.process.orphans():  # those end first when the edge starts
         require_free([site.loaded.fleet.edge.listen, site.loaded.fleet.edge.admin])
     if daemon_pid(site.paths) is None:
         with listen(site.loaded.fleet.control.listen):
