@@ -6,7 +6,12 @@
 set -eu
 cd "$(dirname "$0")/.."
 purpose=${1:-run}
+policy=/usr/sbin/policy-rc.d
+mark='# made by signalbox'
 export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1
+# dash runs no EXIT trap when a signal ends it; this way it does.
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 say() { printf '%s\n' "$*" >&2; }
 fail() { say "Error: $1"; shift; for line; do say "$line"; done; exit 1; }
@@ -80,15 +85,13 @@ missing_packages() {
 # Fails with the exact command when packages are missing that this user cannot install.
 install_packages() {
     if have dpkg-query && have apt-get; then
+        remove_left_policy
         packages=$(missing_packages | sort -u | tr '\n' ' ')
         [ -n "$packages" ] || return 0
         command="apt-get install -y --no-install-recommends $packages"
-        if [ "$(id -u)" = 0 ]; then sudo=
-        elif have sudo && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then sudo="sudo"
-        else
+        find_sudo ||
             fail "These packages are missing, and this user may not install them: $packages" \
                 "As root: $command" "Then run the same command again."
-        fi
         $sudo apt-get update -q || say "apt-get update failed; trying with the package lists that are there."
         packages=$(missing_packages | sort -u | tr '\n' ' ') # a fresh machine has no lists until now
         command="apt-get install -y --no-install-recommends $packages"
@@ -108,18 +111,30 @@ install_packages() {
     fi
 }
 
+# Sets sudo to what becomes root; fails when nothing does.
+find_sudo() {
+    if [ "$(id -u)" = 0 ]; then sudo=
+    elif have sudo && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then sudo=sudo
+    else return 1; fi
+}
+
+# A run that was killed outright could not remove it; as long as it lies there, no package starts its service.
+remove_left_policy() {
+    grep -qsx "$mark" "$policy" || return 0
+    if find_sudo; then $sudo rm -f "$policy"; else say "An earlier run left $policy. As root: rm $policy"; fi
+}
+
 # Debian starts what it installs: nginx would take port 80 at once and at every boot. Ours runs as the user, elsewhere.
 with_services_off() {
-    policy=/usr/sbin/policy-rc.d
-    if installed nginx-common || [ -e $policy ]; then
+    if installed nginx-common || [ -e "$policy" ]; then
         install_with_apt
         return
     fi
-    printf '#!/bin/sh\nexit 101\n' | $sudo tee $policy >/dev/null
-    $sudo chmod +x $policy
-    trap '$sudo rm -f $policy' EXIT
+    trap '$sudo rm -f "$policy"' EXIT
+    printf '#!/bin/sh\n%s\nexit 101\n' "$mark" | $sudo tee "$policy" >/dev/null
+    $sudo chmod +x "$policy"
     install_with_apt
-    $sudo rm -f $policy
+    $sudo rm -f "$policy"
     trap - EXIT
     if have systemctl; then $sudo systemctl disable --quiet nginx 2>/dev/null || true; fi
 }
