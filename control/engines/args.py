@@ -42,6 +42,9 @@ class EngineSpec:
     model_folder: Path | None
     #: fleet.yaml's folder: ``command`` runs there.
     fleet_folder: Path
+    #: Where the engine's API key is read, to ask it whether it is ready. Never part of a launch.
+    key_file: Path | None = None
+    key_env: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,6 @@ def command_launch(spec: EngineSpec, python: str, repository: Path, pythonpath: 
         "port": str(spec.port),
         "name": spec.model,
         "model": str(spec.model_folder or spec.model),
-        "id": spec.id,
     }
     argv = tuple(_filled(part, values, spec) for part in spec.engine.command or ())
     environment = {"PYTHONPATH": f"{repository}:{pythonpath}" if pythonpath else str(repository)}

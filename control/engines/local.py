@@ -17,10 +17,11 @@ from typing import Literal
 
 from control.engines import processes
 from control.engines.args import Launch
-from control.engines.health import listens, port_taken, unready
+from control.engines.health import cannot_listen, listens, unready
+from control.engines.log_reader import LogReader
 from control.engines.prepare import LocalEngine, local_engines, prepare
 from control.engines.processes import Record
-from control.engines.readiness import SERVING, KvCache, StartupLog
+from control.engines.readiness import KvCache
 from control.errors import EngineError, SignalboxError
 from control.fleet.load import LoadedFleet
 from control.paths import StatePaths
@@ -99,17 +100,25 @@ class Keeper:
     # The thread.
 
     def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._wake.clear()
+        while not self._closing:
+            self._wake.clear()
+            try:
                 self._once()
-            if self._stop_engine:
+            except _Cancelled:
+                break
+            except Exception as error:  # a full disk, a bug: say so and go on, or nobody would mind the engine again
+                self._unexpected(error)
+                self._pause(self._policy.retry)
+        if self._stop_engine:
+            try:
                 self._end_engine()
-        except _Cancelled:
-            pass
-        except Exception:  # must not die silently: the page would show the last state for ever
-            log.exception("The supervisor of %s failed.", self.status.id)
-            self._set("failed", "supervisor", "an error of Signalbox itself; its control.log has the traceback")
+            except Exception as error:
+                self._unexpected(error)
+
+    def _unexpected(self, error: Exception) -> None:
+        log.exception("The supervisor of %s failed.", self.status.id)
+        reason = str(error) if isinstance(error, OSError | SignalboxError) else repr(error)
+        self._set("failed", "supervisor", f"{reason} (control.log has the traceback)")
 
     def _once(self) -> None:
         """Prepare, start or adopt, watch until it dies; then pause as long as the number of deaths asks for."""
@@ -142,20 +151,32 @@ class Keeper:
 
     def _start(self, launch: Launch) -> Record | None:
         spec = self._engine.spec
-        taken = port_taken(spec.host, spec.port)
-        if taken:
-            detail = f"port {spec.port} is taken by {taken}. Stop it, or give {spec.id} another port in fleet.yaml."
-            self._set("failed", "port taken", detail)
+        if not self._may_listen():
             return None
         stop_seconds = int(spec.engine.stop_timeout) / 1000
         self._process, record = processes.start(launch, self._folder, spec.host, spec.port, stop_seconds)
         log.info("%s: started (pid %d, port %d).", spec.id, record.pid, spec.port)
         return record
 
+    def _may_listen(self) -> bool:
+        """Whether the engine's address is free; waits for an engine of ours that is about to leave it."""
+        spec, began = self._engine.spec, time.monotonic()
+        while True:
+            taken, problem = cannot_listen(spec)
+            if not problem:
+                return True
+            other = _engine_on(spec.host, spec.port, self._paths) if taken else None
+            if other is None or time.monotonic() - began > other[1].stop_seconds + 2 * processes.KILL_SECONDS:
+                self._set("failed", "port taken" if taken else "cannot listen", problem)
+                return False
+            self._set("starting", f"waiting for {other[0]} to end", f"it still has port {spec.port}")
+            if self._pause(self._policy.poll):
+                return False
+
     def _watch(self, record: Record) -> tuple[str, float]:
         """Until the engine dies: why, and for how many seconds it was ready. No reason: closing, or changed."""
         spec = self._engine.spec
-        reader = _LogReader(self._folder / "engine.log", record.log_start)
+        reader = LogReader(self._folder / "engine.log", record.log_start)
         deadline = record.started + int(spec.engine.start_timeout) / 1000
         ready_at: float | None = None
         while True:
@@ -165,7 +186,7 @@ class Keeper:
                 reason = reader.startup.failed() or ending
                 return reason, time.time() - ready_at if ready_at else 0.0
             if ready_at is None:
-                waiting = unready(spec.host, spec.port, spec.model)
+                waiting = unready(spec)
                 if not waiting:
                     ready_at = time.time()
                     self._set("ready", "serving", _kv_cache_text(reader.startup.kv_cache), pid=record.pid)
@@ -237,6 +258,8 @@ class Supervisor:
         self._policy = policy or Policy()
         self._lock = threading.Lock()
         self._keepers = {engine.id: Keeper(engine, paths, self._policy) for engine in local_engines(loaded)}
+        #: Keepers of backends that left the fleet, while they end their engines.
+        self._leaving: list[Keeper] = []
 
     def start(self) -> None:
         """Start or adopt every engine, each in a thread; engines of backends that left the fleet are stopped."""
@@ -266,6 +289,7 @@ class Supervisor:
                 self._keepers[identity] = keeper
             for keeper in old.values():
                 keeper.close(stop_engine=True)
+            self._leaving = [keeper for keeper in (*self._leaving, *old.values()) if keeper.thread.is_alive()]
 
     def close(self) -> None:
         """Stop supervising; the engines go on running and the next supervisor adopts them."""
@@ -277,10 +301,10 @@ class Supervisor:
 
     def _close(self, stop_engines: bool) -> None:
         with self._lock:
-            keepers = list(self._keepers.values())
+            keepers, leaving = list(self._keepers.values()), self._leaving
         for keeper in keepers:
             keeper.close(stop_engines)
-        for keeper in keepers:
+        for keeper in (*keepers, *leaving):
             if keeper.thread.is_alive():
                 keeper.thread.join()
 
@@ -315,43 +339,20 @@ def stop_recorded(paths: StatePaths, keep: set[str] | None = None) -> list[str]:
     return sorted(stopped)
 
 
+def _engine_on(host: str, port: int, paths: StatePaths) -> tuple[str, Record] | None:
+    """The id and record of an engine of ours that runs at this address."""
+    for file in sorted((paths.root / "engines").glob("*/process.json")):
+        record = Record.load(file.parent)
+        if record is not None and (record.host, record.port) == (host, port) and processes.runs(record):
+            return file.parent.name, record
+    return None
+
+
 def _end(record: Record, folder: Path) -> None:
     # An engine that does not listen yet has no requests to finish, and vLLM can hang when it is stopped that early.
     seconds = record.stop_seconds if listens(record.host, record.port) else min(3.0, record.stop_seconds)
     processes.stop(record, seconds)
     processes.forget(folder)
-
-
-class _LogReader:
-    """Follows engine.log from where this engine's own lines begin."""
-
-    def __init__(self, path: Path, start: int) -> None:
-        self._path = path
-        self._position = start
-        self._rest = b""
-        self._error_at = 0.0
-        self.startup = StartupLog()
-
-    def read(self) -> None:
-        """Take in what is new, at most 1 MB at a time. A log that was cut is read from its new beginning."""
-        try:
-            with self._path.open("rb") as file:
-                if self._path.stat().st_size < self._position:
-                    self._position, self._rest = 0, b""
-                file.seek(self._position)
-                new = file.read(1024**2)
-        except OSError:
-            return
-        self._position += len(new)
-        *lines, self._rest = (self._rest + new).replace(b"\r", b"\n").split(b"\n")
-        self._rest = self._rest[-65_536:]
-        had_error = bool(self.startup.error)
-        for line in lines:
-            self.startup.feed(line.decode(errors="replace"))
-        if self.startup.error and not had_error:
-            self._error_at = time.monotonic()
-        elif had_error and self.startup.phase == SERVING and time.monotonic() - self._error_at > 10:
-            self.startup.error = ""  # it served on: an error of one request is not what it dies of later
 
 
 def _exit_text(code: int) -> str:

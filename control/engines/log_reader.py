@@ -1,0 +1,40 @@
+"""Follows an engine's log file while the engine writes it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from control.engines.readiness import SERVING, StartupLog
+
+
+class LogReader:
+    """Follows engine.log from where this engine's own lines begin."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self._path = path
+        self._position = start
+        self._rest = b""
+        self._error_at = 0.0
+        self.startup = StartupLog()
+
+    def read(self) -> None:
+        """Take in what is new, at most 1 MB at a time. A log that was cut is read from its new beginning."""
+        try:
+            with self._path.open("rb") as file:
+                if self._path.stat().st_size < self._position:
+                    self._position, self._rest = 0, b""
+                file.seek(self._position)
+                new = file.read(1024**2)
+        except OSError:
+            return
+        self._position += len(new)
+        *lines, self._rest = (self._rest + new).replace(b"\r", b"\n").split(b"\n")
+        self._rest = self._rest[-65_536:]
+        had_error = bool(self.startup.error)
+        for line in lines:
+            self.startup.feed(line.decode(errors="replace"))
+        if self.startup.error and not had_error:
+            self._error_at = time.monotonic()
+        elif had_error and self.startup.phase == SERVING and time.monotonic() - self._error_at > 10:
+            self.startup.error = ""  # it served on: an error of one request is not what it dies of later
