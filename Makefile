@@ -15,10 +15,12 @@ FLEET ?= examples/scripted.yaml
 else ifneq ($(ENGINE),)
 $(error ENGINE=$(ENGINE) is not known; there is ENGINE=scripted, and without ENGINE the engines of fleet.yaml)
 endif
+# One word for the shell, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
 # `make stop` without a choice ends whatever `make run` may have started.
-STOP_FLEETS := $(or $(FLEET),fleet.yaml $(if $(wildcard .signalbox/scripted),examples/scripted.yaml))
+STOP_FLEETS := $(if $(FLEET),$(call quoted,$(FLEET)),fleet.yaml $(if $(wildcard .signalbox/scripted),examples/scripted.yaml))
 FLEET ?= fleet.yaml
-SIGNALBOX = .venv/bin/signalbox --fleet $(FLEET)
+SIGNALBOX = .venv/bin/signalbox --fleet $(call quoted,$(FLEET))
 PYTEST = .venv/bin/python -m pytest
 BUSTED = busted --lua=/usr/bin/luajit tests/lua
 
@@ -38,8 +40,8 @@ run: setup ## bring everything up (ENGINE=scripted: without a model), then print
 	@$(SIGNALBOX) run
 
 stop: ## end everything that `make run` started
-	@test ! -x .venv/bin/signalbox || for fleet in $(STOP_FLEETS); do \
-	  .venv/bin/signalbox --fleet $$fleet down || exit 1; done
+	@test -x .venv/bin/signalbox || exit 0; code=0; for fleet in $(STOP_FLEETS); do \
+	  .venv/bin/signalbox --fleet "$$fleet" down || code=$$?; done; exit $$code
 
 status: setup ## the edge and its backends
 	@$(SIGNALBOX) status
