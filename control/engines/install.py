@@ -85,7 +85,7 @@ def _install(folder: Path, version: str, progress: Progress, lock: int) -> None:
     pip.install(["--require-hashes", "-r", str(PIP_LOCK)], "Updating pip in it", progress)
     torch = choose(pip, progress)
     check_disk(folder.parent, torch.disk)
-    pip.install(
+    pip.using(torch.environment).install(
         torch.arguments, f"Installing torch {TORCH_VERSION} ({size_text(torch.download)} to download)", progress
     )
     title = f"Installing vLLM {version} for CPU ({size_text(LOCK_DOWNLOAD)} to download)"

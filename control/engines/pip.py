@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from control.engines.progress import Progress, lines, seconds_text, size_text
 from control.errors import InstallError
 
+#: User and password (or token) in an address.
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]+@")
 _COLLECTING = re.compile(r"^(?:Collecting|Processing) (?P<what>[^\s=<>!~;\[]+)")
 _DOWNLOADING = re.compile(r"^\s+(?:Downloading|Using cached) (?P<file>\S+)")
 _PROGRESS = re.compile(r"^Progress (?P<done>\d+) of (?P<total>\d+)")
@@ -42,6 +44,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "(PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS), then run the same command again.",
     ),
 )
+
+
+def masked(text: str) -> str:
+    """``text`` without the user and password of any address in it."""
+    return _CREDENTIALS.sub("****@", text)
 
 
 def explain(output: str) -> str:
@@ -105,6 +112,10 @@ class Pip:
     #: The descriptor of a lock that pip holds too: when we are killed, it is free only once pip has ended.
     lock: int | None = None
 
+    def using(self, environment: Mapping[str, str]) -> Pip:
+        """The same pip with more of an environment; what is secret is said there, never in arguments."""
+        return replace(self, environment={**self.environment, **environment})
+
     @property
     def _command(self) -> list[str]:
         return [str(self.venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -155,7 +166,7 @@ class Pip:
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True, pass_fds=self._kept,
         ) as process, self.log.open("a") as log:  # fmt: skip
             try:
-                for line in lines(process.stdout):
+                for line in map(masked, lines(process.stdout)):
                     if line:
                         state.feed(line)
                         if not line.startswith("Progress "):
@@ -183,4 +194,4 @@ class Pip:
     def _write(self, text: str) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as log:
-            log.write(text)
+            log.write(masked(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from control.engines.pip import Pip
 from control.engines.progress import Progress, size_text
@@ -25,12 +25,16 @@ PLAIN_DISK = 12_000_000_000
 
 @dataclass(frozen=True)
 class TorchSource:
-    """One place to get torch from: ``arguments`` for ``pip install``; ``name`` as people should read it."""
+    """One place to get torch from: ``arguments`` for ``pip install``; ``name`` as people should read it.
+
+    ``environment`` is for pip too: an index may have a password in its address, and everybody can read arguments.
+    """
 
     name: str
     arguments: tuple[str, ...]
     download: int = CPU_DOWNLOAD
     disk: int = CPU_DISK
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def plain(self) -> bool:
@@ -45,8 +49,10 @@ PLAIN = TorchSource("the default index (the large build)", (PLAIN_TORCH,), PLAIN
 
 
 def named_index(url: str) -> TorchSource:
-    """The index that the user named in SIGNALBOX_TORCH_INDEX."""
-    return TorchSource(f"the index named in {INDEX_VARIABLE}", ("--no-deps", "--index-url", url, CPU_TORCH))
+    """The index that the user named in SIGNALBOX_TORCH_INDEX, and no other."""
+    # pip overlooks an empty variable, so the extra indexes of a pip.conf are only kept out by naming another one.
+    environment = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": url}
+    return TorchSource(f"the index named in {INDEX_VARIABLE}", ("--no-deps", CPU_TORCH), environment=environment)
 
 
 def candidates(environment: Mapping[str, str] = os.environ) -> list[TorchSource]:
@@ -60,7 +66,7 @@ def choose(pip: Pip, progress: Progress, environment: Mapping[str, str] = os.env
     title = "Looking for the CPU build of torch"
     for source in candidates(environment):
         progress(title, source.name)
-        if pip.resolves(source.arguments):
+        if pip.using(source.environment).resolves(source.arguments):
             progress(title, f"found in {source.name}", 1.0)
             return source
     progress(

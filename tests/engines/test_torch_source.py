@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
+import psutil
 import pytest
 
-from control.engines.pip import Pip
+from control.engines.pip import Pip, masked
+from control.engines.progress import silent
 from control.engines.torch_source import FIND_LINKS, INDEX_VARIABLE, PLAIN, TORCH_VERSION, choose, named_index
+from control.errors import InstallError
 from tests.engines.wheels import write_wheel
 
 pytestmark = pytest.mark.slow
@@ -63,6 +68,28 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+SECRET = "pass-3f9a"
+
+
+class Guarded(Quiet):
+    """Lets nobody in without the password, and looks who says it where everybody can read it."""
+
+    seen: ClassVar[list[str]] = []
+    refused: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        for process in psutil.process_iter(["cmdline"]):
+            self.seen.extend(word for word in process.info["cmdline"] or [] if SECRET in word)
+        expected = "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
+        if self.headers["Authorization"] == expected:
+            super().do_GET()
+        else:
+            self.refused.append(self.path)
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="wheels"')
+            self.end_headers()
+
+
 def pip(venv: Path, tmp_path: Path, environment: dict[str, str]) -> Pip:
     return Pip(venv, tmp_path / "pip.log", environment)
 
@@ -81,11 +108,66 @@ def test_a_named_index_alone(pip_venv: Path, tmp_path: Path, index: str, nothing
     assert "Would install torch-2.13.0+cpu" in (tmp_path / "pip.log").read_text()
 
 
+def test_the_password_of_a_named_index_is_told_to_nobody(
+    pip_venv: Path, tmp_path: Path, index: str, nothing: dict[str, str]
+) -> None:
+    handler = functools.partial(Guarded, directory=str(tmp_path / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://me:{SECRET}@127.0.0.1:{server.server_port}/simple"
+        news, ours = News(), pip(pip_venv, tmp_path, nothing)
+        source = choose(ours, news, {INDEX_VARIABLE: address})
+        assert source == named_index(address)
+        folder = ["--target", str(tmp_path / "installed")]
+        ours.using(source.environment).install([*source.arguments, *folder], "Installing", news)
+        server.shutdown()
+    log = (tmp_path / "pip.log").read_text()
+    assert "Successfully installed torch" in log
+    assert Guarded.seen == []
+    assert SECRET not in f"{log} {source} {news.details}"
+
+
+def test_a_failure_does_not_tell_a_password_either(pip_venv: Path, tmp_path: Path, nothing: dict[str, str]) -> None:
+    """Here the address comes from somewhere else, and pip is made to say it."""
+    address = f"http://me:{SECRET}@127.0.0.1:9/torch-1.0-py3-none-any.whl"
+    with pytest.raises(InstallError) as caught:
+        pip(pip_venv, tmp_path, {**nothing, "PIP_RETRIES": "0"}).install([f"torch @ {address}?"], "Installing", silent)
+    assert SECRET not in str(caught.value)
+    log = (tmp_path / "pip.log").read_text()
+    assert SECRET not in log
+    assert "http://****@127.0.0.1:9/" in log
+
+
+def test_masked() -> None:
+    assert masked("a https://me:p@ss@host/x, http://token@h b@c") == "a https://****@host/x, http://****@h b@c"
+    assert masked("http://127.0.0.1:9/simple me@example.com") == "http://127.0.0.1:9/simple me@example.com"
+
+
+def test_a_named_index_is_the_only_index(
+    pip_venv: Path, tmp_path: Path, folder: Path, nothing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extra indexes of pip's configuration, in its variable or in a file, add nothing to it."""
+    project = tmp_path / "extra" / "torch"
+    project.mkdir(parents=True)
+    for wheel in folder.iterdir():
+        (project / wheel.name).write_bytes(wheel.read_bytes())
+        (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    extra = (tmp_path / "extra").as_uri()
+    configuration = tmp_path / "pip.conf"
+    configuration.write_text(f"[global]\nextra-index-url = {extra}\n")
+    empty = (tmp_path / "empty").as_uri()
+    in_file = {**nothing, "PIP_CONFIG_FILE": str(configuration), "PIP_EXTRA_INDEX_URL": "", "PIP_INDEX_URL": empty}
+    for environment in (in_file, {**nothing, "PIP_EXTRA_INDEX_URL": extra, "PIP_INDEX_URL": empty}):
+        ours = pip(pip_venv, tmp_path, environment)
+        assert ours.resolves(named_index(empty).arguments)  # they are there
+        assert not ours.using(named_index(empty).environment).resolves(named_index(empty).arguments)
+
+
 def test_an_index_that_does_not_answer_is_passed_over(
     pip_venv: Path, tmp_path: Path, folder: Path, nothing: dict[str, str]
 ) -> None:
     dead = named_index("http://127.0.0.1:9/simple")
-    assert not pip(pip_venv, tmp_path, nothing).resolves(dead.arguments)
+    assert not pip(pip_venv, tmp_path, nothing).using(dead.environment).resolves(dead.arguments)
 
 
 def test_the_folder_comes_before_the_named_index(
