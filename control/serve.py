@@ -1,7 +1,7 @@
 """The daemon: supervises engines, watches the fleet, shows the page, rotates the edge's logs. Never in the data path.
 
 SIGTERM and SIGINT stop the engines that it owns, then itself. SIGKILL leaves them running; the next daemon adopts them.
-SIGHUP reads fleet.yaml again; a broken one changes nothing.
+SIGHUP reads fleet.yaml again; a broken one changes nothing. SIGUSR1 ends it alone, in good order.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from control.edge.ports import holder
 from control.edge.process import EdgeProcess, running
 from control.edge.site import state_paths
 from control.engines.local import Supervisor
+from control.engines.processes import bound
 from control.errors import ControlError, SignalboxError
 from control.fleet.address import is_loopback, split_listen
 from control.fleet.load import LoadedFleet, load
@@ -54,34 +55,73 @@ def serve(loaded: LoadedFleet) -> None:
     """Run the control plane until SIGTERM or SIGINT. Raises ControlError when it cannot start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     paths = state_paths(loaded)
-    with only_one(paths.control_pid), listen(loaded.fleet.control.listen) as listener:
-        Daemon(loaded, paths, listener).run()
+    signals = _catch_signals()  # before the pid file: whoever reads it may send one at once
+    address = loaded.fleet.control.listen
+    with only_one(paths.control_pid, address), listen(address) as listener:
+        Daemon(loaded, paths, listener, signals).run()
+
+
+def _catch_signals() -> queue.SimpleQueue[int]:
+    """From now on, signals wait in this queue for the daemon's main loop."""
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def caught(number: int, _frame: FrameType | None) -> None:
+        signals.put(number)
+
+    for known in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(known, caught)
+    return signals
 
 
 def daemon_pid(paths: StatePaths) -> int | None:
     """The pid of the daemon that runs on this state folder, or None. A pid file left behind by a dead one is None."""
+    lines = _pid_file(paths)
+    return int(lines[0]) if lines and lines[0].isdecimal() else None
+
+
+def daemon_address(paths: StatePaths) -> str:
+    """The control.listen that the running daemon was started with; empty when none runs, or it is not known."""
+    return "".join(_pid_file(paths)[1:2])
+
+
+def _pid_file(paths: StatePaths) -> list[str]:
+    """The lines of the pid file while somebody holds it."""
     try:
         with paths.control_pid.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(file.read() or b"0") or None
-    except (OSError, ValueError):
+                return file.read(1000).decode(errors="replace").splitlines()
+    except OSError:
         pass
-    return None
+    return []
+
+
+def signal_daemon(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the daemon; one that has just ended is no error. Raises ControlError for another user's."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        raise ControlError(
+            f"the control plane (pid {pid}) belongs to another user", "Use the account (or sudo) that started it."
+        ) from None
 
 
 def tell_to_reload(paths: StatePaths) -> bool:
     """Make the running daemon read fleet.yaml again; False when none runs. Its log says what came of it."""
     pid = daemon_pid(paths)
     if pid is not None:
-        os.kill(pid, signal.SIGHUP)
+        signal_daemon(pid, signal.SIGHUP)
     return pid is not None
 
 
 @contextmanager
-def only_one(path: Path) -> Iterator[None]:
+def only_one(path: Path, address: str) -> Iterator[None]:
     """Hold ``path`` as this process's pid file. The lock, not the number, says that somebody lives: pids come back.
+
+    ``address``, the daemon's page, is its second line.
 
     Raises ControlError when another daemon holds it.
     """
@@ -89,7 +129,7 @@ def only_one(path: Path) -> Iterator[None]:
     descriptor = _locked(path)
     try:
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, b"%d\n" % os.getpid())
+        os.write(descriptor, f"{os.getpid()}\n{address}\n".encode())
         yield
     finally:
         path.unlink(missing_ok=True)
@@ -106,7 +146,7 @@ def _locked(path: Path) -> int:
                 return descriptor  # else its owner removed it while we waited: take the new one
         except BlockingIOError:
             if time.monotonic() >= deadline:  # a reader's look (``daemon_pid``) is over long before
-                pid = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+                pid = os.pread(descriptor, 20, 0).decode(errors="replace").partition("\n")[0] or "unknown"
                 os.close(descriptor)
                 raise ControlError(
                     f"the control plane of this fleet already runs (pid {pid})",
@@ -184,7 +224,9 @@ def fleet_facts(loaded: LoadedFleet) -> FleetFacts:
 class Daemon:
     """The parts of one running control plane, and its main loop."""
 
-    def __init__(self, loaded: LoadedFleet, paths: StatePaths, listener: socket.socket) -> None:
+    def __init__(
+        self, loaded: LoadedFleet, paths: StatePaths, listener: socket.socket, signals: queue.SimpleQueue[int]
+    ) -> None:
         self._loaded = loaded
         self._paths = paths
         self._supervisor = Supervisor(loaded, paths)
@@ -202,12 +244,13 @@ class Daemon:
             ident=None,
         )
         self._web = threading.Thread(target=self._server.run, name="web", daemon=True)
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._signals = signals
 
     def run(self) -> None:
-        """Start everything, then wait for signals. Returns when all engines that we own have stopped."""
-        for known in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(known, self._on_signal)
+        """Start everything, then wait for signals. Returns when it was told to end, and its engines have stopped.
+
+        SIGUSR1 leaves them running for the next daemon.
+        """
         self._supervisor.start()
         self._view.start()
         self._web.start()
@@ -222,16 +265,17 @@ class Daemon:
                 self._reload()
                 self._rotate()  # by the limits that may be new
                 continue
-            log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
-            self._supervisor.stop_all()  # the page still answers meanwhile
+            if number == signal.SIGUSR1:
+                log.info("Told to make way for another control plane: the engines go on running.")
+                self._supervisor.close()
+            else:
+                log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
+                self._supervisor.stop_all()  # the page still answers meanwhile
             self._view.close()
             self._server.close()
             log.info("Stopped.")
             return
         raise ControlError("the page's server ended by itself", "The lines above say why; the engines go on running.")
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.put(number)
 
     def _rotate(self) -> None:
         settings = self._loaded.fleet.edge.log
@@ -242,6 +286,11 @@ class Daemon:
                 log.info("Rotated the edge's %s.", name)
         except (OSError, SignalboxError) as error:
             log.warning("The edge's logs could not be rotated: %s", error)
+        try:
+            if bound(self._paths.control_log):  # ours, when `signalbox run` started us
+                log.info("control.log was full; its content is in control.log.1.")
+        except OSError as error:
+            log.warning("control.log could not be cut: %s", error)
 
     def _reload(self) -> None:
         """Read fleet.yaml again for the page and the supervisor; the edge has its own ``signalbox reload``."""
@@ -251,9 +300,9 @@ class Daemon:
         except SignalboxError as error:
             log.error("fleet.yaml cannot be used, so the old one stays in force:\n%s", error)
             return
-        for name in ("listen", "state_dir"):
+        for name, remedy in (("listen", "make run"), ("state_dir", "put the old one back, make stop, change it again")):
             if getattr(fresh.fleet.control, name) != getattr(self._loaded.fleet.control, name):
-                log.warning("control.%s changed: it takes effect at the next start (make stop, make run).", name)
+                log.warning("control.%s changed: it takes effect at the next start (%s).", name, remedy)
         self._supervisor.reload(fresh)
         self._loaded = fresh
         self._edge.address = fresh.fleet.edge.admin

@@ -7,6 +7,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import yaml
 
 from control.errors import ControlError
 from control.paths import StatePaths
-from control.serve import daemon_pid, listen, only_one
+from control.serve import daemon_address, daemon_pid, listen, only_one
 from tests.support.net import REPOSITORY, free_port, wait_until
 from tests.web.conftest import Daemon, Stack, serve_app
 from tests.web.fakes import Sources
@@ -89,7 +92,10 @@ def local(tmp_path: Path) -> Iterator[Local]:
 def test_engines_outlive_a_killed_daemon_and_end_with_a_told_one(local: Local) -> None:
     local.daemon.start()
     pids = local.until_ready("m-1")
-    assert daemon_pid(local.paths) == local.daemon.process.pid == int(local.paths.control_pid.read_text())
+    assert daemon_pid(local.paths) == local.daemon.process.pid
+    address = f"127.0.0.1:{local.port}"
+    assert local.paths.control_pid.read_text() == f"{local.daemon.process.pid}\n{address}\n"
+    assert daemon_address(local.paths) == address
 
     local.daemon.tell(signal.SIGKILL)
     local.daemon.process.wait()
@@ -128,6 +134,44 @@ def test_hangup_reads_the_fleet_again_and_a_broken_one_changes_nothing(local: Lo
     wait_until("the second engine to end", lambda: not lives(both["m-2"]), 10)
 
 
+def test_signals_of_the_first_moment_are_kept(local: Local) -> None:
+    """Whoever finds the pid file may send a signal at once: a fresh daemon must not die of a hangup."""
+    local.daemon.start(wait=False)
+    wait_until("the pid file", lambda: daemon_pid(local.paths), 20, every=0.0005)
+    local.daemon.tell(signal.SIGHUP)
+    wait_until("the page", local.daemon.answers, 20)
+    local.until_ready("m-1")
+    assert local.daemon.stop() == 0
+
+
+def test_told_to_make_way_it_leaves_its_engines(local: Local) -> None:
+    local.daemon.start()
+    pids = local.until_ready("m-1")
+    local.daemon.tell(signal.SIGUSR1)
+    assert local.daemon.process.wait(20) == 0
+    assert lives(pids["m-1"]) and not local.paths.control_pid.exists()
+    local.daemon.start()
+    assert local.until_ready("m-1") == pids
+
+
+def test_the_daemon_of_another_user_is_named() -> None:
+    """No right to send a signal: told in words. (As root we have it, so the child gives it up first.)"""
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from control.errors import ControlError; from control.paths import StatePaths\n"
+        "from control.serve import tell_to_reload\n"
+        "os.getuid() == 0 and os.setuid(65534)\n"
+        "try: tell_to_reload(StatePaths(Path(sys.argv[1])))\n"
+        "except ControlError as error: print(error)"
+    )
+    with tempfile.TemporaryDirectory() as folder, only_one(StatePaths(Path(folder)).control_pid, ""):
+        Path(folder).chmod(0o755)
+        path = StatePaths(Path(folder)).control_pid
+        path.write_text("1\n" if os.getuid() else f"{os.getpid()}\n")  # somebody whom the child may not signal
+        said = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, cwd=REPOSITORY)
+    assert "belongs to another user\nUse the account (or sudo) that started it." in said.stdout, said.stderr
+
+
 def test_a_second_daemon_is_refused(local: Local) -> None:
     local.daemon.start()
     second = Daemon(local.file, local.port).start(wait=False)
@@ -158,8 +202,8 @@ def test_an_unreadable_stale_pid_file_is_no_obstacle(tmp_path: Path) -> None:
     for left in ("", "1\n", "not a number", "99999999999999999999"):
         path.write_text(left)
         assert daemon_pid(StatePaths(tmp_path)) is None
-        with only_one(path):
-            assert path.read_text() == f"{os.getpid()}\n"
+        with only_one(path, "127.0.0.1:9090"):
+            assert path.read_text() == f"{os.getpid()}\n127.0.0.1:9090\n"
         assert not path.exists()
 
 
