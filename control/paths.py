@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The checkout: lua/, nginx/ and templates/ are read from here.
+#: The checkout: lua/, templates/ and requirements/ are read from here.
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
