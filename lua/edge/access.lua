@@ -1,5 +1,7 @@
 -- The way in: path, body, model, backend, slot. One way, no way back.
 
+local body = require "edge.body"
+local dispatch = require "edge.dispatch"
 local fleet = require "edge.fleet"
 local live = require "edge.live"
 local models = require "edge.models"
@@ -7,12 +9,9 @@ local openai = require "edge.openai"
 local pick = require "edge.pick"
 local request = require "edge.request"
 local routes = require "edge.routes"
-local slots = require "edge.slots"
 
 local ngx = ngx
-local exec = ngx.exec
 local get_method = ngx.req.get_method
-local set_uri = ngx.req.set_uri
 
 local responses = ngx.shared.edge_responses
 
@@ -46,30 +45,6 @@ local function response_backend(state, current, id)
 end
 
 
--- Sets what the engine's own side needs, takes the slot, and hands over to proxy_pass.
-local function send(state, backend)
-    state.backend = backend
-    slots.take(backend)
-    state.slot = backend
-
-    local var = ngx.var
-    if backend.authorization then
-        var.edge_authorization = backend.authorization
-    end
-    if backend.host_header then
-        var.edge_host = backend.host_header
-    end
-    -- proxy_pass sends the address as the client wrote it: make it the one that was allowed.
-    local uri = var.uri
-    if var.request_uri ~= uri then
-        set_uri(uri)
-    end
-    if backend.tls_location then
-        return exec(backend.tls_location)
-    end
-end
-
-
 local function refuse_unready(state)
     return openai.refuse(state, 503, "no_backend_ready", "No engine of model '" .. state.model.id
         .. "' is ready. It may still be starting; try again shortly.", { retry_after = 5 })
@@ -85,11 +60,21 @@ local function to_response(state, current, id)
     if not backend.address then
         return refuse_unready(state)
     end
-    if get_method() == "POST" then
-        ngx.req.read_body()
+    if get_method() == "POST" and not body.read() then
+        return openai.refuse(state, 411, "length_required", body.NO_LENGTH)
     end
-    state.spare = 0
-    return send(state, backend)
+    state.pinned = true
+    return dispatch.first(state, backend)
+end
+
+
+-- The engine that made the response which this request continues: it alone has the conversation.
+local function previous_backend(state, current)
+    local backend = state.previous and current.backends[responses:get(state.previous) or ""]
+    if backend and backend.model == state.model.id and backend.address then
+        state.pinned = true
+        return backend
+    end
 end
 
 
@@ -98,15 +83,14 @@ local function to_model(state, current)
     if not ok then
         return openai.refuse(state, status, code, message, more)
     end
-    local backend, spare = pick.first(state.model)
+    local backend = previous_backend(state, current) or pick.first(state)
     if not backend then
         request.forget(state)
         return refuse_unready(state)
     end
-    state.spare = spare
     request.rename(state, backend)
     request.forget(state)
-    return send(state, backend)
+    return dispatch.first(state, backend)
 end
 
 
@@ -126,6 +110,11 @@ function _M.run()
         end
         return openai.refuse(state, 405, "method_not_allowed", "Use " .. route.allow .. " on this path.",
             { allow = route.allow })
+    end
+
+    if live.full() then
+        return openai.refuse(state, 503, "edge_busy", "The edge has no free connection. Try again shortly.",
+            { retry_after = 1 })
     end
 
     local current = fleet.current()

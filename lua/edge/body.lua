@@ -16,12 +16,14 @@ local WINDOW = 1048576
 local LARGE = 4 * 1048576
 
 
-local _M = {}
+local _M = {
+    NO_LENGTH = "The request needs a Content-Length header.",
+}
 
 
 -- Waits for the whole body. Returns nil and a message when nginx cannot read it in Lua.
 function _M.read()
-    -- Newer modules raise an error for HTTP/2 requests without a Content-Length.
+    -- Module 0.10.26 raises an error for HTTP/2 requests without a Content-Length.
     return pcall(req.read_body)
 end
 

@@ -71,7 +71,7 @@ local function ending_of(state, status, time)
     end
     if not state.eof then
         -- nginx cut a silent stream, or the engine closed it: the silence tells which.
-        local silent = time - (state.last or state.started)
+        local silent = time - (state.seen or state.started)
         return silent >= state.model.read - 0.05 and "engine_timeout" or "engine_cut"
     end
     if state.sse and state.chunks == 0 then

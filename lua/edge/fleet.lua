@@ -3,6 +3,7 @@
 -- when the dictionary's counter has moved.
 
 local cjson = require "cjson.safe"
+local fleet_check = require "edge.fleet_check"
 
 local log = ngx.log
 local ERR = ngx.ERR
@@ -11,7 +12,6 @@ local worker_pid = ngx.worker.pid
 local find = string.find
 local ipairs = ipairs
 local pairs = pairs
-local type = type
 
 local dict = ngx.shared.edge_fleet
 local states = ngx.shared.edge_state
@@ -31,6 +31,7 @@ local tick_cache
 local fleet_tick_cache
 
 
+-- The engine's own key, from its file or variable; nil when there is none.
 local function read_key(backend)
     local key
     if backend.key_env then
@@ -147,8 +148,20 @@ local function build_fleet(text)
 end
 
 
+-- Adapters that an engine says it has loaded, as a set of names.
+local function adapters_of(backend)
+    local set = {}
+    local reported = cjson.decode(states:get("reported:" .. backend.state_key) or "{}")
+    for _, name in ipairs(reported.adapters or {}) do
+        set[name] = true
+    end
+    return set
+end
+
+
 -- State, address and readiness of every backend, as the probing worker last wrote them.
 local function refresh_states(fleet)
+    fleet.adapters = {}
     for _, model in pairs(fleet.models) do
         local ready, n = {}, 0
         for _, backend in ipairs(model.backends) do
@@ -156,6 +169,10 @@ local function refresh_states(fleet)
             backend.probed = states:get("since:" .. backend.state_key) ~= nil
             if backend.named then
                 backend.address = states:get("address:" .. backend.host) or backend.address
+            end
+            backend.adapters = adapters_of(backend)
+            for name in pairs(backend.adapters) do
+                fleet.adapters[name] = model.id
             end
             if backend.address and (backend.state == "ready" or not backend.probed) then
                 n = n + 1
@@ -185,7 +202,7 @@ function _M.current()
 end
 
 
--- Tells all workers that a state, an address or a key has changed.
+-- Tells all workers that a state or an address has changed.
 function _M.touch()
     local _, err = dict:incr(TICK, 1, 0)
     if err then
@@ -194,78 +211,38 @@ function _M.touch()
 end
 
 
-local function check_backend(id, backend, models)
-    if type(backend) ~= "table" or type(backend.host) ~= "string" or type(backend.port) ~= "number"
-        or type(backend.served) ~= "table" or type(backend.name) ~= "string"
-        or type(backend.addresses) ~= "table"
-    then
-        return "backend " .. id .. " needs host, port, addresses, name and served"
-    end
-    if not models[backend.model] then
-        return "backend " .. id .. " names the unknown model " .. tostring(backend.model)
-    end
-end
-
-
-local function check_model(id, model, backends)
-    if type(model) ~= "table" or type(model.backends) ~= "table" or type(model.names) ~= "table"
-        or type(model.connect_ms) ~= "number" or type(model.send_ms) ~= "number"
-        or type(model.read_ms) ~= "number" or type(model.policy) ~= "string"
-    then
-        return "model " .. id .. " needs policy, names, backends, connect_ms, send_ms and read_ms"
-    end
-    for _, backend_id in ipairs(model.backends) do
-        if not backends[backend_id] then
-            return "model " .. id .. " names the unknown backend " .. tostring(backend_id)
-        end
-    end
-end
-
-
--- nil when the text is a fleet that this edge can serve, else what is wrong with it.
-local function check(text)
-    local given, err = cjson.decode(text)
-    if type(given) ~= "table" then
-        return "fleet.json is not a JSON object: " .. (err or "another value")
-    end
-    if type(given.version) ~= "number" or type(given.models) ~= "table"
-        or type(given.backends) ~= "table" or type(given.names) ~= "table"
-    then
-        return "fleet.json needs version, models, backends and names"
-    end
-    for id, backend in pairs(given.backends) do
-        local problem = check_backend(id, backend, given.models)
-        if problem then
-            return problem
-        end
-    end
-    for id, model in pairs(given.models) do
-        local problem = check_model(id, model, given.backends)
-        if problem then
-            return problem
-        end
-    end
-    for name, model in pairs(given.names) do
-        if not given.models[model] then
-            return "the name " .. name .. " stands for the unknown model " .. tostring(model)
-        end
+-- Makes all workers read the engine's key again when its file has changed.
+function _M.check_key(backend)
+    local key = backend.key_file and read_key(backend)
+    if key and backend.authorization ~= "Bearer " .. key then
+        dict:incr(FLEET_TICK, 1, 0)
+        _M.touch()
     end
 end
 
 
 -- Takes a new fleet.json. Returns its version, or nil and the reason; then nothing has changed.
 function _M.put(text)
-    local problem = check(text)
+    local problem = fleet_check.check(text)
     if problem then
         return nil, problem
     end
-    local ok, err = dict:safe_set(JSON, text)
+    -- Whatever is wrong with it beyond that shows here, not in the first request.
+    local ok, built = pcall(build_fleet, text)
+    if not ok then
+        return nil, "fleet.json cannot be used: " .. tostring(built)
+    end
+    if built.default_model and not built.models[built.default_model] then
+        return nil, "default_model names an unknown model"
+    end
+    local err
+    ok, err = dict:safe_set(JSON, text)
     if not ok then
         return nil, "could not store fleet.json: " .. err
     end
     dict:incr(FLEET_TICK, 1, 0)
     _M.touch()
-    return cjson.decode(text).version
+    return built.version
 end
 
 

@@ -101,6 +101,7 @@ function _M.get(peer, path, connect_ms, read_ms)
     local sock = tcp()
     sock:settimeouts(connect_ms, read_ms, read_ms)
     local pool = peer.scheme .. ":" .. peer.host .. ":" .. peer.address .. ":" .. peer.port
+        .. ":" .. tostring(peer.verify)
     local ok, err = sock:connect(peer.address, peer.port, { pool = pool })
     if not ok then
         return nil, err

@@ -5,10 +5,11 @@ local access = require "edge.access"
 local admin = require "edge.admin"
 local balancer = require "edge.balancer"
 local finish = require "edge.finish"
+local failure = require "edge.failure"
 local fleet = require "edge.fleet"
 local janitor = require "edge.janitor"
+local live = require "edge.live"
 local metrics = require "edge.metrics"
-local openai = require "edge.openai"
 local probe = require "edge.probe"
 local stream = require "edge.stream"
 local workers = require "edge.workers"
@@ -19,12 +20,14 @@ local _M = {
     admin = admin.run,
     balancer = balancer.run,
     body_filter = stream.run,
-    error = openai.nginx_error,
+    error = failure.run,
     log = finish.run,
 }
 
 
-function _M.init()
+-- `options.connections`: worker_connections of nginx.conf.
+function _M.init(options)
+    live.init(options.connections)
     workers.init()
     fleet.init()
     admin.init()

@@ -15,7 +15,12 @@ local uintptr = ffi.typeof("uintptr_t")
 
 local _M = {}
 
+-- Connections kept for probes, the admin listener and clients that are being refused.
+local RESERVED = 32
+
 local live_cache = {}
+local live_count = 0
+local live_limit = math.huge
 
 
 local function key()
@@ -33,8 +38,11 @@ function _M.begin()
         route = false,
         model = false,
         name = false,        -- the name that the client sent
+        sent = false,        -- the name that stands in the body now
+        previous = false,    -- the response that this request continues
         reported = false,    -- that name is known from the engines only
         backend = false,
+        pinned = false,      -- only this backend can answer
         slot = false,        -- the backend whose slot this request holds
         text = false,        -- the body, until it is known whether it must change
         from_file = false,
@@ -42,9 +50,8 @@ function _M.begin()
         name_last = false,
         field = false,       -- where the model stands in a multipart body
         body_size = 0,
-        -- balancer
+        -- dispatch
         tries = 0,
-        spare = 0,           -- how many other backends may be tried
         tried = false,
         -- stream; times in seconds
         begun = false,
@@ -54,6 +61,8 @@ function _M.begin()
         carry = false,       -- the end of a read that was not a whole event
         first = false,
         last = false,
+        seen = false,        -- the last read, comments included
+        fault = false,       -- what an error event looks like on this path
         chunks = 0,
         gap_max = 0,
         usage = false,
@@ -62,7 +71,20 @@ function _M.begin()
         ended = false,       -- when the engine's answer was complete
     }
     live_cache[key()] = state
+    live_count = live_count + 1
     return state
+end
+
+
+-- A request may need two connections, its client's and its engine's.
+function _M.init(connections)
+    live_limit = math.floor((connections - RESERVED) / 2)
+end
+
+
+-- True when this worker has no connection left to an engine: nginx would reset clients then.
+function _M.full()
+    return live_count > live_limit
 end
 
 
@@ -76,6 +98,9 @@ function _M.finish()
     local k = key()
     local state = live_cache[k]
     live_cache[k] = nil
+    if state then
+        live_count = live_count - 1
+    end
     return state
 end
 

@@ -5,6 +5,7 @@ local json_scan = require "edge.json_scan"
 local openai = require "edge.openai"
 local probe = require "edge.probe"
 local request = require "edge.request"
+local utf8 = require "edge.utf8"
 
 local concat = table.concat
 local encode_string = json_scan.encode_string
@@ -71,7 +72,7 @@ function _M.answer(state, fleet, id)
     end
     local model = request.resolve(fleet, id)
     if not model then
-        return openai.refuse(state, 404, "model_not_found", "The model '" .. id:sub(1, 128)
+        return openai.refuse(state, 404, "model_not_found", "The model '" .. utf8.clip(id, 128)
             .. "' does not exist. GET /v1/models lists all.", { param = "model" })
     end
     return openai.answer(entry(id, model.id, probe.facts(model)))

@@ -5,6 +5,8 @@
 -- strict: what those (or any sane parser) could read in two ways is refused. Parts whose names
 -- nobody asked for may look more freely. docs/request-bodies.md lists the refusals.
 
+local utf8 = require "edge.utf8"
+
 local byte = string.byte
 local find = string.find
 local format = string.format
@@ -14,7 +16,6 @@ local match = string.match
 local min = math.min
 local sub = string.sub
 local error = error
-local ipairs = ipairs
 local pairs = pairs
 
 
@@ -30,38 +31,9 @@ local QUOTE = 34
 
 local TOKEN = "[%w!#$%%&'*+.^_`|~-]+"
 
--- One character of UTF-8 (or a run of ASCII), as RFC 3629 has them.
-local UTF8 = {
-    "^[%z\1-\127]+()",
-    "^[\194-\223][\128-\191]()",
-    "^\224[\160-\191][\128-\191]()",
-    "^[\225-\236\238\239][\128-\191][\128-\191]()",
-    "^\237[\128-\159][\128-\191]()",
-    "^\240[\144-\191][\128-\191][\128-\191]()",
-    "^[\241-\243][\128-\191][\128-\191][\128-\191]()",
-    "^\244[\128-\143][\128-\191][\128-\191]()",
-}
-
-
 local function invalid(what)
     return nil, "The form is not valid multipart/form-data: " .. what
                 .. " Send it as an HTTP library writes it.", "invalid_multipart"
-end
-
-
-local function is_utf8(text)
-    local p = 1
-    while p <= #text do
-        local after
-        for _, pattern in ipairs(UTF8) do
-            after = after or match(text, pattern, p)
-        end
-        if not after then
-            return false
-        end
-        p = after
-    end
-    return true
 end
 
 
@@ -253,7 +225,7 @@ local function read_value(body, name, first, length)
                            name, _M.MAX_VALUE_BYTES), "value_too_long"
     end
     local value = read(body, first, length)
-    if not is_utf8(value) then
+    if not utf8.valid(value) then
         return invalid(format('the field "%s" is not UTF-8.', name))
     end
     return { value = value, first = first, length = length }

@@ -2,7 +2,7 @@
 -- /v1/messages.
 
 local json_scan = require "edge.json_scan"
-local live = require "edge.live"
+local utf8 = require "edge.utf8"
 
 local ngx = ngx
 local encode_string = json_scan.encode_string
@@ -25,6 +25,7 @@ local ANTHROPIC_TYPE = {
 
 -- Written by hand: one order of keys, and no escaped slashes, on every cjson.
 local function render(dialect, status, code, message, param)
+    message = utf8.clean(message)
     if dialect == "anthropic" then
         local kind = ANTHROPIC_TYPE[status] or (status < 500 and "invalid_request_error")
             or "api_error"
@@ -76,66 +77,6 @@ function _M.answer(body)
     header["Content-Length"] = #body
     ngx.print(body)
     return ngx.exit(ngx.HTTP_OK)
-end
-
-
--- What nginx refuses by itself: status -> code, message, more.
-local NGINX = {
-    [400] = { "bad_request", "The request could not be read: its headers or its first line are malformed." },
-    [404] = { "path_not_found", "This path is not served." },
-    [408] = { "request_timeout", "The request did not arrive in time." },
-    [411] = { "length_required", "The request needs a Content-Length header." },
-    [413] = { "body_too_large", "The request body is larger than this server accepts" },
-    [414] = { "uri_too_long", "The address is too long." },
-    [429] = {
-        "too_many_requests", "Too many requests or connections from this address. Try again shortly.",
-        { retry_after = 1 },
-    },
-    [505] = { "bad_request", "This version of HTTP is not spoken here." },
-    [431] = { "headers_too_large", "The request headers are too large." },
-    [497] = { "tls_required", "This port speaks HTTPS: use https:// in the address." },
-    [500] = { "edge_error", "The edge failed to handle this request; its error log says why." },
-    [503] = { "edge_busy", "The edge has no free connection. Try again shortly.", { retry_after = 1 } },
-}
-
-
--- An engine that failed before it answered: nginx made it 502 or 504.
-local function engine_failed(state, status)
-    local connected = match(ngx.var.upstream_connect_time or "", "([^, ]+)$") or "-"
-    local backend = state.backend.id
-    if connected == "-" then
-        return _M.refuse(state, 502, "engine_unreachable",
-            "No connection to an engine of model '" .. state.model.id .. "' (last tried: " .. backend
-            .. "). Nothing was started; try again shortly.", { retry_after = 2 })
-    end
-    if status == 504 then
-        return _M.refuse(state, 504, "engine_timeout", "The engine " .. backend .. " sent nothing for "
-            .. state.model.read .. " s. The request may still be running there.", { no_retry = true })
-    end
-    return _M.refuse(state, 502, "engine_failed", "The engine " .. backend
-        .. " closed the connection before it answered.")
-end
-
-
--- The one error location: nginx's own 4xx and 5xx as JSON.
-function _M.nginx_error()
-    local state = live.get() or live.begin()
-    local status = ngx.status
-    if state and state.backend and (status == 502 or status == 504) then
-        return engine_failed(state, status)
-    end
-    local known = NGINX[status] or {
-        status < 500 and "bad_request" or "edge_error",
-        status < 500 and "The request was refused." or "The edge could not serve this request.",
-    }
-    if status >= 495 and status <= 497 then
-        status = 400
-    end
-    local message = known[2]
-    if status == 413 then
-        message = message .. " (" .. ngx.var.edge_max_body .. " bytes)."
-    end
-    return _M.refuse(state, status, known[1], message, known[3])
 end
 
 

@@ -7,9 +7,6 @@ local dict = ngx.shared.edge_slots
 local least_loaded = policy.least_loaded
 local round_robin = policy.round_robin
 
--- A request is offered to at most this many engines: refused connections must not become a storm.
-local MAX_TRIES = 3
-
 
 local _M = {}
 
@@ -31,31 +28,38 @@ local function choose(model, candidates, n)
 end
 
 
--- The backend for a new request and how many others may be tried after it; nil when none is ready.
-function _M.first(model)
-    local n = model.ready_count
-    if n == 0 then
-        return nil
+-- The ready backends that can take this request: not tried yet, and an adapter that only engines
+-- report is sent to those that report it.
+local function candidates_of(state, tried)
+    local model = state.model
+    local found, n = {}, 0
+    for i = 1, model.ready_count do
+        local backend = model.ready[i]
+        if not (tried and tried[backend.id])
+            and not (state.reported and not backend.adapters[state.name])
+        then
+            n = n + 1
+            found[n] = backend
+        end
     end
-    local spare = (n < MAX_TRIES and n or MAX_TRIES) - 1
-    return choose(model, model.ready, n), spare
+    return found, n
 end
 
 
--- Another backend after those in `tried` could not be connected to: one that takes the same body
--- and the same way.
-function _M.next(model, last, tried)
-    local candidates, n = {}, 0
-    for i = 1, model.ready_count do
-        local backend = model.ready[i]
-        if not tried[backend.id] and backend.name == last.name
-            and backend.tls_location == last.tls_location
-        then
-            n = n + 1
-            candidates[n] = backend
-        end
+-- The backend for a new request; nil when none is ready.
+function _M.first(state)
+    local model = state.model
+    if not state.reported then
+        return model.ready_count > 0 and choose(model, model.ready, model.ready_count) or nil
     end
-    return n > 0 and choose(model, candidates, n) or nil
+    return _M.next(state, nil)
+end
+
+
+-- Another backend than those in `tried`, or nil.
+function _M.next(state, tried)
+    local candidates, n = candidates_of(state, tried)
+    return n > 0 and choose(state.model, candidates, n) or nil
 end
 
 

@@ -24,6 +24,8 @@ local dict = ngx.shared.edge_state
 local INTERVAL = 1
 -- The models that an engine lists are asked for this often, in seconds.
 local MODELS_INTERVAL = 15
+-- Seconds that a backend stays down whose connects fail though probes pass.
+local HOLD = 5
 local CONNECT_MS, READ_MS = 2000, 5000
 -- So many engines are asked at a time.
 local WAVE = 64
@@ -69,8 +71,8 @@ local function failed(backend, reason)
 end
 
 
--- Stores what an engine says it serves, and makes its adapters known by name.
-local function learn_models(backend, current, body)
+-- Stores what an engine says it serves.
+local function learn_models(backend, body)
     local answer = cjson.decode(body)
     if type(answer) ~= "table" or type(answer.data) ~= "table" then
         return
@@ -84,18 +86,17 @@ local function learn_models(backend, current, body)
             names[#names + 1] = item.id
             if type(item.parent) == "string" then
                 adapters[#adapters + 1] = item.id
-                if not current.names[item.id] then
-                    dict:safe_set("name:" .. item.id, backend.model, 4 * MODELS_INTERVAL)
-                end
 
             elseif type(item.max_model_len) == "number" then
                 max_model_len = item.max_model_len
             end
         end
     end
-    set("reported:" .. backend.state_key, cjson.encode({
-        names = names, adapters = adapters, max_model_len = max_model_len,
-    }))
+    local text = cjson.encode({ names = names, adapters = adapters, max_model_len = max_model_len })
+    if dict:get("reported:" .. backend.state_key) ~= text then
+        set("reported:" .. backend.state_key, text)
+        fleet.touch()
+    end
 end
 
 
@@ -134,13 +135,16 @@ local function probe(backend, current)
         return failed(backend, "/health answered " .. status)
     end
     set("misses:" .. backend.state_key, 0)
-    change(backend, "ready", "")
+    if not dict:get("held:" .. backend.state_key) then
+        change(backend, "ready", "")
+    end
 
+    fleet.check_key(backend)
     if dict:add("asked:" .. backend.state_key, true, MODELS_INTERVAL) then
         local body
         status, body = http_get.get(peer, "/v1/models", CONNECT_MS, READ_MS)
         if status == 200 then
-            learn_models(backend, current, body)
+            learn_models(backend, body)
         end
     end
 end
@@ -175,6 +179,10 @@ end
 function _M.connect_failed(backend, model)
     if model.ready_count > 1 and backend.state == "ready" then
         change(backend, "down", "a request could not connect")
+        if backend.own_ca then
+            -- Probes do not check this certificate: they would call it ready at once.
+            dict:set("held:" .. backend.state_key, true, HOLD)
+        end
     end
 end
 

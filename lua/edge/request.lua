@@ -4,6 +4,7 @@
 local body = require "edge.body"
 local json_scan = require "edge.json_scan"
 local multipart = require "edge.multipart"
+local utf8 = require "edge.utf8"
 
 local ngx = ngx
 local clear = require "table.clear"
@@ -12,11 +13,16 @@ local find = string.find
 local lower = string.lower
 local sort = table.sort
 
-local states = ngx.shared.edge_state
-
--- Top-level members that routing depends on: an engine and the edge must never read different ones.
-local WANTED = { model = true, stream = true, kv_transfer_params = true }
-local FIELDS = { model = true, kv_transfer_params = true }
+-- Top-level members that routing depends on, or that must not pass: an engine and the edge must
+-- never read different ones.
+local WANTED = {
+    model = true, stream = true, previous_response_id = true,
+    kv_transfer_params = true, ec_transfer_params = true, vllm_xargs = true,
+}
+-- vLLM takes these for its own: they name hosts and cache blocks of the engines.
+local FORBIDDEN = { "kv_transfer_params", "ec_transfer_params" }
+local NESTED = { kv_transfer_params = true, ec_transfer_params = true }
+local FIELDS = { model = true, kv_transfer_params = true, ec_transfer_params = true }
 local MAX_LISTED = 20
 
 
@@ -24,6 +30,7 @@ local _M = {}
 
 -- Byte ranges of the body being scanned; a scan does not yield, so one pair per worker is enough.
 local starts_cache, stops_cache = {}, {}
+local nested_starts_cache, nested_stops_cache = {}, {}
 
 
 local function known_names(fleet)
@@ -41,17 +48,13 @@ end
 -- The model that a name stands for: from the fleet, or an adapter that an engine says it has
 -- loaded.
 function _M.resolve(fleet, name)
-    local id = fleet.names[name]
-    if not id then
-        id = states:get("name:" .. name)
-    end
-    return id and fleet.models[id]
+    return fleet.models[fleet.names[name] or fleet.adapters[name]]
 end
 
 
--- The model for a name that may be absent (nil).
+-- The model for a name that may be absent.
 local function choose_model(state, fleet, name)
-    if name == nil or name == "" then
+    if not name or name == "" then
         local default = fleet.default_model
         if not default then
             return nil, 400, "model_required", "The request names no model. Set \"model\" to one of: "
@@ -64,14 +67,11 @@ local function choose_model(state, fleet, name)
 
     local model = _M.resolve(fleet, name)
     if not model then
-        if #name > 128 then
-            name = name:sub(1, 128) .. "..."
-        end
-        return nil, 404, "model_not_found", "The model '" .. name .. "' does not exist. Known models: "
-            .. known_names(fleet) .. ".", { param = "model" }
+        return nil, 404, "model_not_found", "The model '" .. utf8.clip(name, 128)
+            .. "' does not exist. Known models: " .. known_names(fleet) .. ".", { param = "model" }
     end
     state.model = model
-    state.name = name
+    state.name, state.sent = name, name
     -- An adapter that only the engines know has no other name.
     state.reported = fleet.names[name] == nil
     return true
@@ -88,52 +88,80 @@ local function check_json_headers()
 end
 
 
-local function refuse_transfer()
-    return nil, 400, "field_not_allowed", "The field 'kv_transfer_params' is not accepted from clients:"
-        .. " it names hosts and cache blocks of the engines.", { param = "kv_transfer_params" }
+-- Refuses what only engines may tell each other. `found` has a value for each member that is there.
+local function check_forbidden(found)
+    for _, name in ipairs(FORBIDDEN) do
+        if found[name] then
+            return nil, 400, "field_not_allowed", "The field '" .. name .. "' is not accepted from clients:"
+                .. " it names hosts and cache blocks of the engines.", { param = name }
+        end
+    end
+    return true
 end
 
 
--- Finds the model of a JSON request. Sets state.model and state.name, and state.splice when the
--- body must change once the backend is known: a function of the name that the engine wants.
+-- vLLM copies the members of vllm_xargs to where it reads the forbidden ones.
+local function check_extra(text, first, last)
+    if json_scan.kind(text, first) ~= "object" then
+        return true
+    end
+    local starts = nested_starts_cache
+    local ok, err, code = json_scan.scan(text:sub(first, last), NESTED, starts, nested_stops_cache)
+    if not ok then
+        return nil, 400, code, "In vllm_xargs: " .. err
+    end
+    return check_forbidden(starts)
+end
+
+
+-- The name in a body: nil when there is none (null counts as none).
+local function name_of(text, first, last)
+    local kind = json_scan.kind(text, first)
+    local name = kind == "string" and json_scan.string_value(text, first, last) or nil
+    if kind == "null" or name and utf8.valid(name) then
+        return true, name
+    end
+    return nil, 400, "invalid_model", "The field 'model' must be a string that names a model.",
+        { param = "model" }
+end
+
+
+-- Finds the model of a JSON request, and where its name stands in case an engine needs another.
 local function from_json(state, fleet)
     local text, from_file = body.text()
     if not text then
         return nil, 500, "edge_error", from_file
     end
+    state.text, state.from_file, state.body_size = text, from_file, #text
     local starts, stops = starts_cache, stops_cache
     local ok, err, code = json_scan.scan(text, WANTED, starts, stops)
     if not ok then
-        body.forget(#text)
         return nil, 400, code, err
     end
-    if starts.kv_transfer_params then
-        return refuse_transfer()
+
+    local status, message, more
+    ok, status, code, message, more = check_forbidden(starts)
+    if ok and starts.vllm_xargs then
+        ok, status, code, message, more = check_extra(text, starts.vllm_xargs, stops.vllm_xargs)
+    end
+    if not ok then
+        return nil, status, code, message, more
     end
 
     local first, last = starts.model, stops.model
     local name
     if first then
-        local kind = json_scan.kind(text, first)
-        if kind == "string" then
-            name = json_scan.string_value(text, first, last)
-        end
-        if not name and kind ~= "null" then
-            return nil, 400, "invalid_model", "The field 'model' must be a string that names a model.",
-                { param = "model" }
+        ok, name, code, message, more = name_of(text, first, last)
+        if not ok then
+            return nil, name, code, message, more
         end
     end
-
-    local status, message, more
-    ok, status, code, message, more = choose_model(state, fleet, name)
-    if not ok then
-        return nil, status, code, message, more
+    local previous = starts.previous_response_id
+    if previous then
+        state.previous = json_scan.string_value(text, previous, stops.previous_response_id) or false
     end
-    if state.name then
-        state.text, state.from_file, state.name_first, state.name_last = text, from_file, first, last
-    end
-    state.body_size = #text
-    return true
+    state.name_first, state.name_last = first, last
+    return choose_model(state, fleet, name)
 end
 
 
@@ -152,17 +180,13 @@ local function from_multipart(state, fleet, content_type)
     if not fields then
         return nil, 400, code or "invalid_multipart", message
     end
-    if fields.kv_transfer_params then
-        return refuse_transfer()
-    end
-    local field = fields.model
-    local ok, status, code2, message2, more = choose_model(state, fleet, field and field.value)
+    local ok, status, more
+    ok, status, code, message, more = check_forbidden(fields)
     if not ok then
-        return nil, status, code2, message2, more
+        return nil, status, code, message, more
     end
-    state.field = field and field.value ~= "" and field or false
-    state.body_size = 0
-    return true
+    state.field = fields.model or false
+    return choose_model(state, fleet, state.field and state.field.value)
 end
 
 
@@ -181,30 +205,42 @@ function _M.read(state, fleet)
     end
 
     if not body.read() then
-        return nil, 411, "length_required", "The request needs a Content-Length header."
+        return nil, 411, "length_required", body.NO_LENGTH
     end
-    if multi then
-        return from_multipart(state, fleet, content_type)
+    local found, more
+    found, status, code, message, more = (multi and from_multipart or from_json)(state, fleet, content_type)
+    if not found then
+        _M.forget(state)
     end
-    return from_json(state, fleet)
+    return found, status, code, message, more
 end
 
 
--- Gives the engine the name it knows, when the client's name is another one.
+-- Gives the engine the name it knows: the client's, or its own. Again for another engine.
 function _M.rename(state, backend)
-    if not state.name or state.reported or backend.served[state.name]
-        or not (state.text or state.field)
-    then
+    if not state.name or state.reported then
         return
     end
-    if state.text then
-        body.splice_text(state.text, state.from_file, state.name_first, state.name_last,
-                         json_scan.encode_string(backend.name))
+    local name = backend.served[state.name] and state.name or backend.name
+    if name == state.sent then
         return
     end
-    local reader, size, close = body.reader()
-    body.splice_reader(reader, size, state.field.first, state.field.length, backend.name)
-    close()
+    state.sent = name
+    local field = state.field
+    if field then
+        local reader, size, close = body.reader()
+        body.splice_reader(reader, size, field.first, field.length, name)
+        close()
+        field.length = #name
+        return
+    end
+    local text, from_file = state.text, state.from_file
+    if not text then
+        text, from_file = body.text()
+    end
+    local value = json_scan.encode_string(name)
+    body.splice_text(text, from_file, state.name_first, state.name_last, value)
+    state.name_last = state.name_first + #value - 1
 end
 
 

@@ -6,6 +6,11 @@ local match = string.match
 
 local _M = {}
 
+-- How an error looks inside a stream that has begun with 200.
+local OPENAI_FAULT = 'data: {"error"'
+local ANTHROPIC_FAULT = "event: error"
+local RESPONSES_FAULT = "event: response.failed"
+
 local JSON = { kind = "json", methods = { POST = true }, allow = "POST", dialect = "openai" }
 local ANTHROPIC = { kind = "json", methods = { POST = true }, allow = "POST", dialect = "anthropic" }
 local MULTIPART = { kind = "multipart", methods = { POST = true }, allow = "POST", dialect = "openai" }
@@ -24,6 +29,7 @@ local function add(template, ...)
             methods = template.methods,
             allow = template.allow,
             dialect = template.dialect,
+            fault = template.dialect == "anthropic" and ANTHROPIC_FAULT or OPENAI_FAULT,
         }
     end
 end
@@ -40,17 +46,18 @@ for path, route in pairs(EXACT) do
 end
 
 EXACT["/v1/responses"].makes_responses = true
+EXACT["/v1/responses"].fault = RESPONSES_FAULT
 
 local MODEL = {
     kind = "model", methods = READ, allow = "GET, HEAD", dialect = "openai", path = "/v1/models/{id}",
 }
 local RESPONSE = {
     kind = "response", methods = { GET = true }, allow = "GET", dialect = "openai",
-    path = "/v1/responses/{id}",
+    path = "/v1/responses/{id}", fault = RESPONSES_FAULT,
 }
 local CANCEL = {
     kind = "response", methods = { POST = true }, allow = "POST", dialect = "openai",
-    path = "/v1/responses/{id}/cancel",
+    path = "/v1/responses/{id}/cancel", fault = RESPONSES_FAULT,
 }
 
 

@@ -27,8 +27,6 @@ local COLON, NEWLINE = 58, 10
 local FFI_OK = 0
 local USAGE = '"usage":{'
 local USAGE_SIZE = #USAGE
-local ERROR_EVENT = 'data: {"error"'
-local ERROR_EVENT_SIZE = #ERROR_EVENT
 -- An event longer than this that is split over reads is searched only in its last part.
 local CARRY = 4096
 local RESPONSE_TTL = 3600
@@ -60,6 +58,7 @@ local function begin(state)
     local content_type = ngx.header["Content-Type"]
     state.sse = content_type ~= nil and find(content_type, "text/event-stream", 1, true) ~= nil
     state.makes = state.route.makes_responses or false
+    state.fault = state.route.fault
     state.gaps = metrics.gaps(state.model)
 end
 
@@ -86,10 +85,14 @@ local function slow(state, text, time)
     end
     local at = find(text, USAGE, 1, true)
     while at do
-        state.usage = sub(text, at, at + 400)
+        local usage = sub(text, at, at + 400)
+        -- A tool's schema may have a property of this name: the engine's own counts tokens.
+        if find(usage, '_tokens":', 1, true) then
+            state.usage = usage
+        end
         at = find(text, USAGE, at + USAGE_SIZE, true)
     end
-    if state.sse and find(text, ERROR_EVENT, 1, true) then
+    if state.sse and find(text, state.fault, 1, true) then
         state.error_event = true
     end
     if state.sse and sub(text, -1) == "\n" and not state.makes then
@@ -134,11 +137,12 @@ function _M.run()
         return
     end
     local time = now()
+    state.seen = time
     local data = data_p[0]
     if state.first and not state.carry and whole and state.sse and data[size - 1] == NEWLINE then
         -- The usual read of a stream: whole events, looked at in place.
         if C.memmem(data, size, USAGE, USAGE_SIZE) ~= nil
-            or C.memmem(data, size, ERROR_EVENT, ERROR_EVENT_SIZE) ~= nil
+            or C.memmem(data, size, state.fault, #state.fault) ~= nil
         then
             slow(state, ffi_string(data, size), time)
         end

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
@@ -59,3 +61,20 @@ def engine_2() -> Iterator[ScriptedEngine]:
     """A second one."""
     with ScriptedEngine("alpha") as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PEM file with key and chain for localhost; its CA lies beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+        str(folder / "edge.pem")
+    )
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(folder / "other-ca.pem"))
+    return folder / "edge.pem"

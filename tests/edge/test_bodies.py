@@ -150,6 +150,25 @@ def test_kv_transfer_params_of_a_client_are_refused(alphabet: Alphabet) -> None:
     check_error(alphabet.edge.post(CHAT, data=escaped), 400, "field_not_allowed")
 
 
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params"])
+def test_what_engines_tell_each_other_is_refused_in_every_place(alphabet: Alphabet, name: str) -> None:
+    """vLLM reads them at the top level and copies the members of vllm_xargs to the same place."""
+    check_error(alphabet.edge.post(CHAT, {**chat("alpha"), name: {}}), 400, "field_not_allowed")
+    check_error(
+        alphabet.edge.post(CHAT, {**chat("alpha"), "vllm_xargs": {"a": 1, name: "x"}}), 400, "field_not_allowed"
+    )
+    assert alphabet.edge.post(CHAT, {**chat("alpha"), "vllm_xargs": {"mine": 1}}).status_code == 200
+    assert alphabet.edge.post(CHAT, {**chat("alpha"), "vllm_xargs": None}).status_code == 200
+
+
+def test_names_that_are_not_utf8_get_json(alphabet: Alphabet) -> None:
+    """An error that repeats a name must itself be JSON."""
+    check_error(alphabet.edge.post(CHAT, data=b'{"model":"\xff","messages":[]}'), 400, "invalid_model")
+    check_error(alphabet.edge.get("/v1/models/%ff"), 404, "model_not_found")
+    message = check_error(alphabet.edge.post(CHAT, chat("a" + "é" * 100)), 404, "model_not_found")
+    assert "é..." in message
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "deflate", "GZIP", "gzip, identity"])
 def test_a_compressed_body_is_refused_by_name(alphabet: Alphabet, encoding: str) -> None:
     """Clients that compress were told "invalid JSON" or "model missing", and nobody knew why."""

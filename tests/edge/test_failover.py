@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +58,100 @@ def test_the_log_says_which_engine_served_and_how_often_was_tried(
         lines = [edge.log_of(one) for one in ids]
     assert {line["backend"] for line in lines} == {"alpha-2"}
     assert sum(line["retries"] for line in lines) >= 1
+
+
+def test_engines_of_other_names_and_schemes_follow_each_other(certificate: Path) -> None:
+    """Rented GPUs: each behind https at its own origin, each with its own key and its own name for the model."""
+    names = ("org/first", "org/second", "alpha")
+    with (
+        ScriptedEngine(names[0], tls_certificate=str(certificate)) as first,
+        ScriptedEngine(names[1], tls_certificate=str(certificate), api_key="second-key") as second,
+        ScriptedEngine(names[2]) as third,
+    ):
+        engines = (first, second, third)
+        ca = str(certificate.with_name("ca.pem"))
+        with Edge(one_model("alpha", third), ready=False) as edge:
+            (edge.folder / "second.key").write_text("second-key")
+            (edge.folder / "second.key").chmod(0o644)
+            backends = [
+                {"url": f"https://localhost:{first.port}", "ca": ca, "model_name": names[0]},
+                {"url": f"https://localhost:{second.port}", "ca": ca, "model_name": names[1], "key_file": "second.key"},
+                {"url": third.url},
+            ]
+            model = {"aliases": ["al"], "routing": {"policy": "round_robin"}, "backends": backends}
+            edge.write({"models": {"alpha": model}})
+            edge.reload()
+            edge.until_ready()
+            body = chat("al", text="x" * 1_500_000, echo=True)
+            for alive in range(3):
+                for number, engine in enumerate(engines):
+                    if number != alive:
+                        engine.kill()
+                for _ in range(6):
+                    answer = edge.post(CHAT, body)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.json()["length"] == len(json.dumps({**body, "model": names[alive]}).encode())
+                for number, engine in enumerate(engines):
+                    if number != alive:
+                        engine.start()
+                wait_until(
+                    "all to be ready", lambda: {one["state"] for one in edge.backends().values()} == {"ready"}, 15
+                )
+            edge.idle()
+
+
+def test_an_alias_follows_to_an_engine_that_knows_only_the_models_name(
+    engine: ScriptedEngine, engine_2: ScriptedEngine
+) -> None:
+    """One engine knows the alias, the other does not: the name in the body is fitted for each anew."""
+    engine.configure(names=["alpha", "al"])
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
+        snapshot = json.loads((edge.paths.conf / "fleet.json").read_text())
+        snapshot["names"]["al"] = "alpha"
+        snapshot["backends"]["alpha-1"]["served"] = ["alpha", "al"]
+        snapshot["version"] += 1
+        assert edge.admin("PUT", "/fleet", data=json.dumps(snapshot).encode()).status_code == 200
+        assert [edge.post(CHAT, chat("al")).status_code for _ in range(4)] == [200] * 4
+        engine.kill()
+        assert [edge.post(CHAT, chat("al")).status_code for _ in range(6)] == [200] * 6
+
+
+def test_when_all_refuse_the_client_may_try_again(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
+        engine.kill()
+        engine_2.kill()
+        answer = edge.post(CHAT, chat("alpha"), headers={"X-Request-Id": "nobody"})
+        check_error(answer, 502, "engine_unreachable")
+        assert int(answer.headers["Retry-After"]) > 0
+        line = edge.log_of("nobody")
+        assert (line["end"], line["retries"]) == ("engine_error", 1)
+        edge.idle()
+
+
+def test_an_adapter_is_asked_only_of_engines_that_have_it(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    """Loaded into one engine by hand: the others would answer 404."""
+    engine_2.configure(loras=["by-hand"])
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
+        wait_until("the adapter", lambda: edge.post(CHAT, chat("by-hand")).status_code == 200, 5)
+        assert [edge.post(CHAT, chat("by-hand")).status_code for _ in range(6)] == [200] * 6
+        assert engine.started() == 0
+        engine_2.kill()
+        wait_until("alpha-2 to be down", lambda: edge.backends()["alpha-2"]["state"] == "down", 5)
+        check_error(edge.post(CHAT, chat("by-hand")), 503, "no_backend_ready")
+
+
+def test_a_rotated_engine_key_is_read_again() -> None:
+    """A key file is replaced while everything runs; nobody reloads anything."""
+    with ScriptedEngine("alpha", api_key="old-key") as engine, tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        key = Path(folder, "engine.key")
+        key.write_text("old-key\n")
+        key.chmod(0o644)
+        with Edge({"models": {"alpha": {"backends": [{"url": engine.url, "key_file": str(key)}]}}}) as edge:
+            assert edge.post(CHAT, chat("alpha")).status_code == 200
+            key.write_text("new-key\n")
+            engine.configure(api_key="new-key")
+            wait_until("the new key", lambda: edge.post(CHAT, chat("alpha")).status_code == 200, 20, every=0.2)
 
 
 def test_a_busy_engines_503_is_not_sent_elsewhere(alphabet: Alphabet) -> None:

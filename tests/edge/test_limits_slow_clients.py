@@ -142,3 +142,21 @@ def test_pipelined_requests_are_answered_in_order(alphabet: Alphabet) -> None:
         for tokens in (1, 2, 3):
             head = client.head()
             assert json.loads(client.body(head))["usage"]["completion_tokens"] == tokens
+
+
+def test_an_edge_without_a_free_connection_says_so(engine: ScriptedEngine) -> None:
+    """nginx would reset clients when its connections run out; a client can come back after a 503."""
+    with Edge(one_model("alpha", engine, workers=1, worker_connections=64)) as edge:
+        clients = [edge.raw() for _ in range(20)]
+        statuses = []
+        for client in clients:
+            client.request(CHAT, chat("alpha", stream=True, tokens=200, delay_ms=50))
+            statuses.append(client.head().status)
+        assert statuses == [200] * 16 + [503] * 4
+        answer = edge.post(CHAT, chat("alpha"))
+        check_error(answer, 503, "edge_busy")
+        assert answer.headers["Retry-After"] == "1"
+        for client in clients:
+            client.close()
+        edge.idle()
+        assert edge.post(CHAT, chat("alpha")).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -119,6 +120,21 @@ def test_a_removed_backend_finishes_its_streams(engine: ScriptedEngine, engine_2
         edge.reload()
         assert [event for _, event in client.events()][-1] == b"data: [DONE]"
         assert busy.counters()["finished"][CHAT] == 1
+
+
+@pytest.mark.parametrize("spoil", ["no scheme", "unknown default", "null default"])
+def test_a_fleet_that_would_break_requests_is_refused(solo: Edge, spoil: str) -> None:
+    """Whatever is wrong with a fleet.json shows when it is given, not in the first request."""
+    snapshot = json.loads((solo.paths.conf / "fleet.json").read_text())
+    snapshot["version"] += 1
+    if spoil == "no scheme":
+        for backend in snapshot["backends"].values():
+            del backend["scheme"]
+    else:
+        snapshot["default_model"] = "nobody" if spoil == "unknown default" else None
+    assert solo.admin("PUT", "/fleet", data=json.dumps(snapshot).encode()).status_code == 400
+    assert solo.post(CHAT, {"messages": []}).status_code in (200, 400)
+    assert solo.state()["fleet_version"] == snapshot["version"] - 1
 
 
 @pytest.mark.parametrize(

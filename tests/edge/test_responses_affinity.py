@@ -29,6 +29,16 @@ def test_get_and_cancel_go_to_the_engine_that_made_the_response(alphabet: Alphab
     assert len(instances) == 2
 
 
+def test_a_conversation_stays_with_the_engine_that_has_it(alphabet: Alphabet) -> None:
+    """previous_response_id names a response that only its engine remembers."""
+    made = alphabet.edge.post(PATH, {"model": "alpha", "input": "hi"}).json()
+    before = [engine.started(PATH) for engine in alphabet.alphas]
+    body = {"model": "alpha", "input": "more", "previous_response_id": made["id"]}
+    assert {alphabet.edge.post(PATH, body).status_code for _ in range(6)} == {200}
+    grown = sorted(engine.started(PATH) - old for engine, old in zip(alphabet.alphas, before, strict=True))
+    assert grown == [0, 6]
+
+
 def test_simultaneous_responses_do_not_mix_up(alphabet: Alphabet) -> None:
     def one(number: int) -> bool:
         model = "alpha" if number % 2 else "beta"

@@ -170,6 +170,15 @@ def test_an_error_event_passes_and_is_no_success(alphabet: Alphabet) -> None:
     assert alphabet.edge.log_of("error-event")["end"] == "engine_error"
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_other_apis_error_events_are_no_success_either(alphabet: Alphabet, path: str) -> None:
+    body = {"model": "alpha", "stream": True, "input": "hi", "max_tokens": 9, "scripted": {"error_event_after": 2},
+            "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
+    name = "fault-" + path.rpartition("/")[2]
+    assert alphabet.edge.post(path, body, headers={"X-Request-Id": name}).status_code == 200
+    assert alphabet.edge.log_of(name)["end"] == "engine_error"
+
+
 def test_an_empty_stream_is_no_success(alphabet: Alphabet) -> None:
     """200 and not one event: gateways have crashed on it, or counted it as served."""
     answer = alphabet.edge.post(CHAT, chat("alpha", stream=True, empty_stream=True), headers={"X-Request-Id": "empty"})

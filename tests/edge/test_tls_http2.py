@@ -20,23 +20,6 @@ from tests.support.net import wait_until
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PEM file with key and chain for localhost; its CA lies beside it."""
-    folder = tmp_path_factory.mktemp("tls")
-    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
-        str(folder / "edge.pem")
-    )
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    trustme.CA().cert_pem.write_to_path(str(folder / "other-ca.pem"))
-    return folder / "edge.pem"
-
-
-@pytest.fixture(scope="module")
 def backend() -> Iterator[ScriptedEngine]:
     with ScriptedEngine("alpha") as engine:
         yield engine

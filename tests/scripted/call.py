@@ -132,7 +132,7 @@ class Call:
                 return
             if sent == script.error_event_after:
                 await self._flush(pending)
-                await self.write(ENGINE_DIED + b"data: [DONE]\n\n", more=False)
+                await self.write(FAULTS.get(self.scope["path"], ENGINE_DIED + b"data: [DONE]\n\n"), more=False)
                 return
             if script.comment_every and number % script.comment_every == 0:
                 pending.append(COMMENT)
@@ -182,3 +182,8 @@ ENGINE_DIED = sse({"error": {
     "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
     "type": "InternalServerError", "param": None, "code": 500,
 }})  # fmt: skip
+#: How other APIs say it inside a stream.
+FAULTS = {
+    "/v1/messages": b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"It died."}}\n\n',
+    "/v1/responses": b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed"}}\n\n',
+}

@@ -1,0 +1,81 @@
+-- Hands a request to a backend: slot, name in the body, what the engine's side needs, and the
+-- location that proxies there. The same way for the first backend and, after a failed connect,
+-- for the next one, whatever name, scheme or key that one has.
+
+local pick = require "edge.pick"
+local probe = require "edge.probe"
+local request = require "edge.request"
+local slots = require "edge.slots"
+
+local ngx = ngx
+local exec = ngx.exec
+local set_uri = ngx.req.set_uri
+
+-- A request is offered to at most this many engines: refused connections must not become a storm.
+local MAX_TRIES = 3
+-- The same proxying as in the location that the request is in first.
+local HTTP_LOCATION = "@engine_http"
+
+
+local _M = {}
+
+
+local function take(state, backend)
+    if state.slot then
+        slots.release(state.slot)
+    end
+    state.backend = backend
+    slots.take(backend)
+    state.slot = backend
+    state.tries = state.tries + 1
+end
+
+
+-- The first backend. Returns to let the location that we are in proxy, or goes to another one.
+function _M.first(state, backend)
+    take(state, backend)
+    local var = ngx.var
+    if backend.authorization then
+        var.edge_authorization = backend.authorization
+    end
+    if backend.host_header then
+        var.edge_host = backend.host_header
+    end
+    -- proxy_pass sends the address as the client wrote it: make it the one that was allowed.
+    local uri = var.uri
+    if var.request_uri ~= uri then
+        set_uri(uri)
+    end
+    if backend.tls_location then
+        return exec(backend.tls_location)
+    end
+end
+
+
+-- After nothing could be connected to: goes to the next backend and does not return, or returns
+-- when there is none (or the request belongs to one engine alone).
+function _M.again(state)
+    probe.connect_failed(state.backend, state.model)
+    local tried = state.tried or {}
+    state.tried = tried
+    tried[state.backend.id] = true
+    if state.pinned or state.tries >= MAX_TRIES then
+        return
+    end
+    local backend = pick.next(state, tried)
+    if not backend then
+        return
+    end
+
+    take(state, backend)
+    request.rename(state, backend)
+    request.forget(state)
+    ngx.var.edge_authorization = backend.authorization or ""
+    ngx.var.edge_host = backend.host_header or "engine"
+    -- Else nginx would answer with the 502 that brought us here, whatever the engine says.
+    ngx.status = ngx.HTTP_OK
+    return exec(backend.tls_location or HTTP_LOCATION)
+end
+
+
+return _M

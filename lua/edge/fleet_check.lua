@@ -1,0 +1,73 @@
+-- Is a text a fleet.json that the edge can serve? Pure.
+
+local cjson = require "cjson.safe"
+
+local ipairs = ipairs
+local pairs = pairs
+local tostring = tostring
+local type = type
+
+
+local _M = {}
+
+
+local function check_backend(id, backend, models)
+    if type(backend) ~= "table" or type(backend.host) ~= "string" or type(backend.port) ~= "number"
+        or type(backend.served) ~= "table" or type(backend.name) ~= "string"
+        or type(backend.addresses) ~= "table" or type(backend.scheme) ~= "string"
+    then
+        return "backend " .. id .. " needs scheme, host, port, addresses, name and served"
+    end
+    if not models[backend.model] then
+        return "backend " .. id .. " names the unknown model " .. tostring(backend.model)
+    end
+end
+
+
+local function check_model(id, model, backends)
+    if type(model) ~= "table" or type(model.backends) ~= "table" or type(model.names) ~= "table"
+        or type(model.connect_ms) ~= "number" or type(model.send_ms) ~= "number"
+        or type(model.read_ms) ~= "number" or type(model.policy) ~= "string"
+    then
+        return "model " .. id .. " needs policy, names, backends, connect_ms, send_ms and read_ms"
+    end
+    for _, backend_id in ipairs(model.backends) do
+        if not backends[backend_id] then
+            return "model " .. id .. " names the unknown backend " .. tostring(backend_id)
+        end
+    end
+end
+
+
+-- nil when the text is a fleet that this edge can serve, else what is wrong with it.
+function _M.check(text)
+    local given, err = cjson.decode(text)
+    if type(given) ~= "table" then
+        return "fleet.json is not a JSON object: " .. (err or "another value")
+    end
+    if type(given.version) ~= "number" or type(given.models) ~= "table"
+        or type(given.backends) ~= "table" or type(given.names) ~= "table"
+    then
+        return "fleet.json needs version, models, backends and names"
+    end
+    for id, backend in pairs(given.backends) do
+        local problem = check_backend(id, backend, given.models)
+        if problem then
+            return problem
+        end
+    end
+    for id, model in pairs(given.models) do
+        local problem = check_model(id, model, given.backends)
+        if problem then
+            return problem
+        end
+    end
+    for name, model in pairs(given.names) do
+        if not given.models[model] then
+            return "the name " .. name .. " stands for the unknown model " .. tostring(model)
+        end
+    end
+end
+
+
+return _M
