@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from rich.console import Console
 
 from control.edge import apply
 from control.edge.ports import require_free, split
+from control.edge.report import Report, collect
 from control.edge.site import Site, open_site, state_paths
+from control.elsewhere import refuse_elsewhere
+from control.engines.install import only_one
 from control.engines.local import stop_recorded
 from control.engines.model import require_folder
 from control.engines.prepare import is_prepared, local_engines, prepare
@@ -26,7 +30,7 @@ from control.engines.processes import Record, birth, bound
 from control.errors import ControlError, EngineError, FleetError
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
-from control.serve import daemon_pid, listen
+from control.serve import daemon_address, daemon_pid, listen, signal_daemon
 from control.terminal import EngineRow, EngineTable, Steps
 
 #: Seconds for the control plane to answer after its start (it imports, binds, polls once).
@@ -35,6 +39,8 @@ CONTROL_TIMEOUT = 30.0
 SETTLE_SECONDS = 3.0
 #: Seconds for the edge to find engines that are ready; it asks them about once a second.
 EDGE_SECONDS = 30.0
+#: Seconds that engines which are not ours get to be ready; they may be down for reasons that we do not know.
+MODELS_SECONDS = 6.0
 LOG_TAIL = 15
 
 
@@ -60,14 +66,21 @@ def run(path: Path, console: Console) -> None:
     What runs already goes on: only what changed is started again. Raises a SignalboxError at the first failure; what
     was started until then goes on running, and ``down`` ends it.
     """
-    loaded = load(path)
-    site = open_site(loaded)
-    _check_first(site)
-    _prepare(loaded, site.paths, console)
-    _start_control_plane(loaded, site.paths, console)
-    _start_edge(site, console)
-    _wait_for_engines(loaded, site.paths, console)
-    _say_what_next(loaded, console)
+    paths = state_paths(load(path))
+    refuse_elsewhere(path, paths)
+    with ExitStack() as stack:
+        with Steps(console) as progress:
+            waiting = "Another run of this fleet is at work; waiting for it"
+            stack.enter_context(only_one(paths.root / "run.lock", waiting, progress))
+        loaded = load(path)  # it may have changed while we waited
+        site = open_site(loaded)
+        _check_first(site)
+        _prepare(loaded, site.paths, console)
+        # The edge comes first: when it refuses a change, no engine has been stopped for it.
+        _start_edge(site, console)
+        _start_control_plane(loaded, site.paths, console)
+        _wait_for_engines(loaded, site.paths, console)
+        _say_what_next(loaded, site.paths, console)
 
 
 def prepare_only(path: Path, console: Console) -> None:
@@ -80,10 +93,20 @@ def prepare_only(path: Path, console: Console) -> None:
 def down(path: Path, console: Console, now: bool = False) -> None:
     """End the edge, the engines and the control plane of this fleet; logs, runtimes and models stay.
 
-    ``now`` cuts running answers. What does not run is left out; nothing is an error.
+    ``now`` cuts running answers. What does not run is left out; nothing is an error. A fleet.yaml that cannot be used
+    is one at the end, because it may name another state folder than the usual one. Raises ControlError when something
+    of the fleet runs from a folder that fleet.yaml does not name any more.
     """
-    paths = state_paths_for_stop(path)
+    listen_on, broken = "", None
+    try:
+        loaded = load(path)
+        paths, listen_on = state_paths(loaded), loaded.fleet.edge.listen
+    except FleetError as error:
+        paths, broken = StatePaths((path.absolute().parent / ".signalbox").resolve()), error
     if not paths.root.is_dir():
+        refuse_elsewhere(path, paths, listen_on)
+        if broken is not None:
+            raise broken
         console.print("Nothing was ever started here.")
         return
     ending = apply.stop(paths, quit=not now)
@@ -91,23 +114,18 @@ def down(path: Path, console: Console, now: bool = False) -> None:
     with Steps(console) as progress:
         pid = daemon_pid(paths)
         if pid is not None:
-            _end_control_plane(paths, pid, progress)
+            _end_control_plane(paths, pid, signal.SIGTERM, progress)
         progress("Making sure that no engine is left")
         left = stop_recorded(paths)
     for identity in left:
         console.print(f"The engine {identity} was stopped.")
+    refuse_elsewhere(path, paths)
+    if broken is not None:
+        raise ControlError(
+            f"{broken}\nSo only the usual state folder was looked at, {paths.root}: nothing runs from there any more.",
+            "If the fleet has another state_dir, correct the file and run `make stop` again.",
+        )
     console.print("Nothing of this fleet runs any more.")
-
-
-def state_paths_for_stop(path: Path) -> StatePaths:
-    """The state folder, even of a fleet.yaml that cannot be used at the moment: then the default one beside it."""
-    try:
-        return state_paths(load(path))
-    except FleetError:
-        fallback = path.absolute().parent / ".signalbox"
-        if not fallback.is_dir():
-            raise
-        return StatePaths(fallback.resolve())
 
 
 def _check_first(site: Site) -> None:
@@ -118,8 +136,9 @@ def _check_first(site: Site) -> None:
     apply.render_next(site)
     if site.process.pid() is None and not site.process.orphans():  # those end first when the edge starts
         require_free([site.loaded.fleet.edge.listen, site.loaded.fleet.edge.admin])
-    if daemon_pid(site.paths) is None:
-        with listen(site.loaded.fleet.control.listen):
+    new, old = site.loaded.fleet.control.listen, daemon_address(site.paths)
+    if daemon_pid(site.paths) is None or (old and split(old)[1] != split(new)[1]):
+        with listen(new):
             pass
 
 
@@ -132,11 +151,15 @@ def _prepare(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
 
 
 def _start_control_plane(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
-    pid = daemon_pid(paths)
-    if pid is not None:
-        os.kill(pid, signal.SIGHUP)  # it reads fleet.yaml again, and gives engines that failed another try
+    pid, old, new = daemon_pid(paths), daemon_address(paths), loaded.fleet.control.listen
+    if pid is not None and old in ("", new):
+        signal_daemon(pid, signal.SIGHUP)  # it reads fleet.yaml again, and gives engines that failed another try
         console.print(f"The control plane runs already (pid {pid}).")
         return
+    if pid is not None:
+        console.print(f"control.listen changed from {old} to {new}: the control plane starts anew, engines run on.")
+        with Steps(console) as progress:
+            _end_control_plane(paths, pid, signal.SIGUSR1, progress)  # the next one adopts the engines
     paths.control_log.parent.mkdir(parents=True, exist_ok=True)
     bound(paths.control_log)
     command = [sys.executable, "-m", "control", "--fleet", str(loaded.path), "serve"]
@@ -168,7 +191,7 @@ def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console) 
     if not ours:
         return
     began = time.monotonic()
-    found_by = None
+    found_by = silent_since = None
     with EngineTable(console) as table:
         while True:
             snapshot = _snapshot(loaded)
@@ -176,8 +199,12 @@ def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console) 
                 if daemon_pid(paths) is None:
                     tail = _tail(paths.control_log)
                     raise ControlError(f"The control plane ended:\n{tail}", f"The whole log: {paths.control_log}")
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > CONTROL_TIMEOUT:
+                    raise _silent(loaded, paths)
                 time.sleep(0.3)
                 continue
+            silent_since = None
             mine = [backend for backend in snapshot["backends"] if backend["id"] in ours]
             table.show(_row(backend) for backend in mine)
             if time.monotonic() - began > SETTLE_SECONDS:
@@ -189,6 +216,14 @@ def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console) 
                 if time.monotonic() > found_by:
                     _raise_not_found(mine, paths)
             time.sleep(0.3)
+
+
+def _silent(loaded: LoadedFleet, paths: StatePaths) -> ControlError:
+    url = Address(loaded.fleet.control.listen).url
+    return ControlError(
+        f"The control plane (pid {daemon_pid(paths)}) runs, but does not answer at {url}.",
+        f"`make stop`, then `make run`. Its log: {paths.control_log}",
+    )
 
 
 def _row(backend: dict[str, Any]) -> EngineRow:
@@ -252,12 +287,41 @@ def curl_command(loaded: LoadedFleet) -> str:
     return f"{head} \\\n    -d {shlex.quote(json.dumps(body))}"
 
 
-def _say_what_next(loaded: LoadedFleet, console: Console) -> None:
-    console.print("\n[bold green]Ready.[/] This streams an answer:\n")
+def _say_what_next(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
+    missing = _wait_for_models(paths, console)
+    if missing:
+        console.print("\n[bold yellow]Not every model can be used yet:[/]")
+        for line in missing:
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print("\nThe edge asks them every second. Once they are ready, this streams an answer:\n")
+    else:
+        console.print("\n[bold green]Ready.[/] This streams an answer:\n")
     # Not through rich: it would wrap the line, and a wrapped command cannot be copied.
     print(f"  {curl_command(loaded)}\n", file=console.file, flush=True)
     console.print(f"The page: {Address(loaded.fleet.control.listen).url}/")
     console.print(f"Ends everything: {_stop_command(loaded)}")
+
+
+def _wait_for_models(paths: StatePaths, console: Console) -> list[str]:
+    """Wait a little until the edge has a ready backend for each model; what it says of those without one."""
+    deadline = time.monotonic() + MODELS_SECONDS
+    with Steps(console) as progress:
+        while (missing := _without_backend(collect(paths))) and time.monotonic() < deadline:
+            progress("Waiting until the edge has an engine for each model")
+            time.sleep(0.2)
+    return missing
+
+
+def _without_backend(report: Report) -> list[str]:
+    if report.state is None:
+        return [report.problem]
+    rows = list(report.state["backends"])
+    served = {row["model"] for row in rows if row["state"] == "ready"}
+    return [
+        f"{row['id']} of {row['model']} at {row['address']} is not ready: {row['reason'] or 'it did not answer yet'}"
+        for row in rows
+        if row["model"] not in served
+    ]
 
 
 def _stop_command(loaded: LoadedFleet) -> str:
@@ -266,23 +330,24 @@ def _stop_command(loaded: LoadedFleet) -> str:
     return "make stop" if loaded.path in own else f"make stop FLEET={shlex.quote(str(loaded.path))}"
 
 
-def _end_control_plane(paths: StatePaths, pid: int, progress: Steps) -> None:
-    """TERM, which ends the engines too; each may take its stop_timeout. KILL when it hangs: the records remain."""
-    alive = birth(pid)
-    os.kill(pid, signal.SIGTERM)
-    longest = max([record.stop_seconds for record in _records(paths)], default=0.0)
-    deadline = time.monotonic() + longest + 20
-    while birth(pid) == alive:  # its pid file goes a moment before it does
-        progress("Stopping the engines and the control plane", "running answers may finish")
+def _end_control_plane(paths: StatePaths, pid: int, number: signal.Signals, progress: Steps) -> None:
+    """TERM ends the engines too; each may take its stop_timeout. KILL when it hangs: the engines' records remain."""
+    born = birth(pid)
+    signal_daemon(pid, number)
+    deadline = time.monotonic() + _longest_stop(paths) + 20
+    what = "Stopping the engines and the control plane" if number == signal.SIGTERM else "Ending the control plane"
+    while born and birth(pid) == born:  # its pid file goes a moment before it does
+        progress(what, "running answers may finish")
         if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
+            signal_daemon(pid, signal.SIGKILL)
             deadline += 20
         time.sleep(0.1)
 
 
-def _records(paths: StatePaths) -> list[Record]:
+def _longest_stop(paths: StatePaths) -> float:
+    """Seconds that the slowest engine may take to end."""
     found = [Record.load(file.parent) for file in (paths.root / "engines").glob("*/process.json")]
-    return [record for record in found if record is not None]
+    return max([record.stop_seconds for record in found if record is not None], default=0.0)
 
 
 def _tail(log: Path, start: int = 0) -> str:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from control.engines.processes import Record
+from control.engines.processes import LOG_LIMIT, Record
 from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_pid
 from tests.support.net import free_port, wait_until
@@ -171,8 +171,9 @@ def test_down_works_without_the_control_plane(place: Place) -> None:
 def test_down_works_while_the_fleet_is_broken(place: Place) -> None:
     place.call("run")
     (place.folder / "fleet.yaml").write_text("models: [")
-    place.call("down")
+    output = place.call("down", code=1)
     assert place.left() == []
+    assert f"only the usual state folder was looked at, {place.paths.root}" in output and "make stop" in output
 
 
 @pytest.mark.slow
@@ -209,6 +210,129 @@ def test_ctrl_c_leaves_a_state_that_down_cleans(place: Place, after: float) -> N
     place.call("down")
     assert place.left() == []
     assert "Ready." in place.call("run")
+
+
+@pytest.mark.slow
+def test_down_says_so_when_the_state_folder_was_changed(place: Place) -> None:
+    place.call("run")
+    edited = {**place.fleet, "control": {**place.fleet["control"], "state_dir": "elsewhere"}}
+    (place.folder / "fleet.yaml").write_text(yaml.safe_dump(edited))
+    for command in ("down", "run"):
+        output = place.call(command, code=1)
+        assert f"runs from the state folder {place.paths.root}" in output, output
+        assert f"state_dir: {place.paths.root}" in output and "Nothing" not in output
+    os.kill(place.pids["control"], signal.SIGKILL)  # now only the edge tells
+    wait_until("the control plane to be gone", lambda: daemon_pid(place.paths) is None)
+    output = place.call("down", code=1)
+    assert f"its state folder is {place.paths.root}" in output, output
+
+    place.write()  # the old one is back, as the message says
+    assert "Nothing of this fleet runs any more." in place.call("down")
+    assert place.left() == []
+
+
+@pytest.mark.slow
+def test_a_broken_fleet_whose_state_lies_elsewhere_is_not_said_to_be_down(place: Place) -> None:
+    place.fleet["control"]["state_dir"] = "elsewhere"
+    place.write()
+    place.call("run")
+    place.paths.root.mkdir()  # an old one, empty
+    (place.folder / "fleet.yaml").write_text("models: [")
+    output = place.call("down", code=1)
+    assert f"runs from the state folder {place.folder / 'elsewhere'}" in output, output
+    assert "Nothing of this fleet" not in output
+
+
+@pytest.mark.slow
+def test_a_refused_change_stops_no_engine(place: Place) -> None:
+    place.call("run")
+    pids = place.pids
+    address = place.fleet["edge"]["listen"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place.fleet["edge"]["listen"] = f"127.0.0.1:{taken.getsockname()[1]}"
+        place.fleet["models"]["m"]["engine"]["environment"] = {"COLOUR": "green"}  # would restart both engines
+        place.fleet["models"]["m"]["backends"].pop()
+        place.write()
+        assert "is in use by process" in place.call("run", code=1)
+        time.sleep(1)
+        assert place.pids == pids
+        assert listens(address)
+
+
+@pytest.mark.slow
+def test_a_changed_address_of_the_page_restarts_the_control_plane_alone(place: Place) -> None:
+    place.call("run")
+    before = place.pids
+    place.fleet["control"]["listen"] = f"127.0.0.1:{free_port()}"
+    place.write()
+    output = place.call("run")
+    assert "control.listen changed from" in output and f"http://{place.fleet['control']['listen']}/" in output
+    after = place.pids
+    assert after.pop("control") != before.pop("control") and after == before
+    assert listens(place.fleet["control"]["listen"])
+
+
+@pytest.mark.slow
+def test_a_control_plane_that_does_not_answer_is_told(place: Place) -> None:
+    place.call("run")
+    pid = place.pids["control"]
+    program = (
+        "import sys; from pathlib import Path; from rich.console import Console; import control.run as run\n"
+        "run.CONTROL_TIMEOUT = 1.0; run.requests.Session.get = lambda *a, **k: exec('raise run.requests.Timeout')\n"
+        "run.run(Path(sys.argv[1]), Console())"
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(place.folder / "fleet.yaml")], cwd=REPOSITORY, capture_output=True,
+            text=True, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert f"The control plane (pid {pid}) runs, but does not answer at" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_follow_each_other(place: Place) -> None:
+    both = [place.start("run"), place.start("run")]
+    outputs = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    first, second = sorted(outputs, key=lambda output: "Another run" in output)
+    assert "Another run" not in first
+    assert "Another run of this fleet is at work; waiting for it" in second and "runs already" in second
+    assert set(place.pids) == {"control", "edge", "m-1", "m-2"}
+
+
+@pytest.mark.slow
+def test_control_log_is_bounded_while_the_control_plane_runs(place: Place) -> None:
+    place.call("run")
+    with place.paths.control_log.open("ab") as log:
+        log.truncate(LOG_LIMIT + 1)
+    os.kill(place.pids["control"], signal.SIGHUP)  # it looks at once, not only at the next turn
+    wait_until("the old log", place.paths.control_log.with_name("control.log.1").exists, 10)
+    wait_until("the new log", lambda: 0 < place.paths.control_log.stat().st_size < 10_000)
+    assert "control.log was full" in place.paths.control_log.read_text()
+
+
+@pytest.mark.slow
+def test_engines_of_others_are_ready_or_named_before_it_says_ready(place: Place) -> None:
+    port = free_port()
+    url = {"url": f"http://127.0.0.1:{port}"}
+    place.fleet["models"] = {"theirs": {"backends": [url]}}
+    place.write()
+    output = place.call("run")
+    assert "Ready." not in output and printed_curl(output)
+    assert re.search(rf"theirs-1 of theirs at \S*127.0.0.1:{port} is not ready: .*refused", output), output
+
+    command = [sys.executable, "-m", "tests.scripted", "--port", str(port), "--name", "theirs"]
+    with subprocess.Popen(command, cwd=REPOSITORY) as engine:
+        try:
+            output = place.call("run")
+            assert "Ready." in output
+            answer = subprocess.run(["sh", "-c", printed_curl(output)], capture_output=True, text=True, timeout=20)
+            assert "[DONE]" in answer.stdout
+        finally:
+            engine.terminate()
 
 
 @pytest.mark.slow
