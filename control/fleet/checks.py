@@ -178,6 +178,9 @@ def _models(fleet: Fleet) -> Iterator[Finding]:
 def _backend(path: KeyPath, backend: Backend, fleet: Fleet) -> Iterator[Finding]:
     if backend.url is not None:
         yield from _bad_url((*path, "url"), backend.url)
+        if backend.url.startswith("https://") and ip(split_url(backend.url)[1]) is not None:
+            message = "https needs a host name: nginx compares certificates with names only, never with IP addresses."
+            yield Finding((*path, "url"), message, "Give the certificate's name (an entry in /etc/hosts will do).")
         return
     if backend.host is not None and backend.host not in fleet.hosts:
         hint = did_you_mean(backend.host, fleet.hosts, f"Add it: 'hosts: {{{backend.host}: {{local: true}}}}'.")

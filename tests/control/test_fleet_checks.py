@@ -23,6 +23,10 @@ def command(*words: str) -> dict[str, Any]:
 
 
 CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
+    # https by address
+    (RENTED, [{"url": "https://192.0.2.7:8443"}], ["rented.backends[0].url: https needs a host name"]),
+    (RENTED, [{"url": "https://[2001:db8::7]"}], ["rented.backends[0].url: https needs a host name"]),
+    (RENTED, [{"url": "http://192.0.2.7:8443"}], []),
     # names
     (
         (*OWN, "aliases"),

@@ -58,9 +58,14 @@ FULL: dict[str, Any] = {
             "timeouts": {"connect": "1s", "read": "300s"},
             "backends": [
                 {"id": "plain", "url": "http://127.0.0.1:8101", "key_env": "PLAIN_KEY"},
-                {"id": "rented", "url": "https://127.0.0.2", "key_file": "secrets/gpu.key", "model_name": "real/big"},
-                {"id": "own-ca", "url": "https://127.0.0.3:9443", "ca": "certs/edge.pem"},
-                {"id": "own-ca-again", "url": "https://127.0.0.3:9443", "ca": "certs/edge.pem"},
+                {
+                    "id": "rented",
+                    "url": "https://rented.invalid",
+                    "key_file": "secrets/gpu.key",
+                    "model_name": "real/big",
+                },
+                {"id": "own-ca", "url": "https://own.invalid:9443", "ca": "certs/edge.pem"},
+                {"id": "own-ca-again", "url": "https://own.invalid:9443", "ca": "certs/edge.pem"},
             ],
         },
         "small": {"backends": [{"url": "http://127.0.0.1:8102"}]},

@@ -75,6 +75,7 @@ def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory)
     authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
         str(folder / "edge.pem")
     )
+    authority.issue_cert("elsewhere.test").private_key_and_cert_chain_pem.write_to_path(str(folder / "elsewhere.pem"))
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     trustme.CA().cert_pem.write_to_path(str(folder / "other-ca.pem"))
     return folder / "edge.pem"

@@ -138,10 +138,11 @@ def test_an_engine_behind_https_is_reached_by_its_name(certificate: Path) -> Non
 def test_an_engine_that_cannot_prove_itself_gets_nothing(certificate: Path, case: str) -> None:
     """Without verification, whoever sits between would read prompts and keys."""
     options = {} if case == "no TLS at all" else {"tls_certificate": str(certificate)}
-    host = "127.0.0.2" if case == "another name" else "localhost"
+    if case == "another name":
+        options = {"tls_certificate": str(certificate.with_name("elsewhere.pem"))}
     ca = certificate.with_name("other-ca.pem" if case == "unknown authority" else "ca.pem")
-    with ScriptedEngine("alpha", host=host.replace("localhost", "127.0.0.1"), **options) as engine:
-        with Edge(https_fleet(engine, host, ca), ready=False) as edge:
+    with ScriptedEngine("alpha", **options) as engine:
+        with Edge(https_fleet(engine, "localhost", ca), ready=False) as edge:
             for _ in range(2):
                 answer = edge.post(CHAT, chat("alpha"))
                 assert answer.status_code in (502, 503), answer.text
