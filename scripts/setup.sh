@@ -59,7 +59,10 @@ wanted_packages() {
     have curl || echo curl
     case $purpose in
         test-fast) echo lua-check lua-busted "$(luajit_package)" wrk ;;
-        test) echo lua-check lua-busted "$(luajit_package)" wrk; have chromium || echo chromium ;;
+        test)
+            echo lua-check lua-busted "$(luajit_package)" wrk libatomic1 # the last for Playwright's driver
+            have chromium || echo chromium
+            ;;
     esac
 }
 
