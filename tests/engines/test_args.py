@@ -107,7 +107,7 @@ def test_the_checkout_comes_before_an_existing_pythonpath_and_the_fleet_may_repl
     assert own.environment == {"PYTHONPATH": "/other"}
 
 
-@pytest.mark.parametrize("part", ["{nope}", "{0}", "{", "{port!x}", "{port.nope}"])
+@pytest.mark.parametrize("part", ["{nope}", "{id}", "{0}", "{", "{port!x}", "{port.nope}"])
 def test_an_unknown_placeholder_is_named(part: str) -> None:
     with pytest.raises(EngineError) as error:
         command_launch(spec(command=["x", part]), "python3", Path("/repo"))

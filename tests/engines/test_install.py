@@ -147,6 +147,7 @@ def test_two_at_once_install_one_after_the_other(tmp_path: Path) -> None:
     assert news.titles == ["waiting for the other"]
 
 
+@pytest.mark.slow
 def test_a_killed_install_keeps_its_lock_until_pip_has_ended(paths: StatePaths, tmp_path: Path) -> None:
     """Else the next install would remove the folder under a pip that still writes to it."""
     program = (

@@ -18,10 +18,12 @@ import pytest
 import requests
 import yaml
 
+from control.engines import local
 from control.engines.health import unready
 from control.engines.local import EngineStatus, Policy, Supervisor, stop_recorded
-from control.engines.prepare import local_engines
+from control.engines.prepare import LocalEngine, local_engines
 from control.engines.processes import Record
+from control.engines.progress import Progress
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
 from tests.support.net import free_port
@@ -367,6 +369,26 @@ def test_an_unexpected_error_is_told_and_leaves_no_engine(stand: Stand) -> None:
     obstacle.rmdir()
     pid = wait(supervisor, all_ready)[0].pid
     supervisor.stop_all()
+    assert not lives(pid)
+
+
+def test_stop_all_during_an_installation_ends_the_old_engine(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of before still serves while something new is installed for it: it does not outlive stop_all."""
+    loaded = stand.fleet([free_port()])
+    first = stand.supervise(loaded)
+    pid = wait(first, all_ready)[0].pid
+    first.close()
+
+    def endless(engine: LocalEngine, paths: StatePaths, progress: Progress) -> None:
+        while True:
+            progress("Installing")
+            time.sleep(0.02)
+
+    monkeypatch.setattr(local, "prepare", endless)
+    second = stand.supervise(loaded)
+    wait(second, lambda status: status[0].state == "installing")
+    assert lives(pid)
+    second.stop_all()
     assert not lives(pid)
 
 
