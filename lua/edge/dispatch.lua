@@ -22,10 +22,10 @@ local _M = {}
 
 local function take(state, backend)
     if state.slot then
-        slots.release(state.slot)
+        slots.release(state.slot, state.weight)
     end
     state.backend = backend
-    slots.take(backend)
+    slots.force(backend, state.weight)
     state.slot = backend
     state.tries = state.tries + 1
 end

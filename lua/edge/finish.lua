@@ -176,7 +176,7 @@ function _M.run()
         state = live.finish()
     end
     if state.slot then
-        slots.release(state.slot)
+        slots.release(state.slot, state.weight)
         state.slot = false
     end
 

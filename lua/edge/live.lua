@@ -43,7 +43,8 @@ function _M.begin()
         reported = false,    -- that name is known from the engines only
         backend = false,
         pinned = false,      -- only this backend can answer
-        slot = false,        -- the backend whose slot this request holds
+        weight = 1,          -- how many sequences it asks for: n × prompts
+        slot = false,        -- the backend whose slot (of this weight) this request holds
         text = false,        -- the body, until it is known whether it must change
         from_file = false,
         name_first = false,

@@ -1,6 +1,10 @@
--- In-flight counts per backend, shared by the workers. Each count also stands under its owner's
--- pid: a worker killed with -9 never runs its log phase, and the janitor takes back what it held.
--- Pids, not worker ids: the worker that replaces a killed one gets the same id.
+-- Weights in flight per backend, shared by the workers; a request weighs its number of sequences.
+-- Each count also stands under its owner's pid: a worker killed with -9 never runs its log phase,
+-- and the janitor takes back what it held. Pids, not worker ids: the worker that replaces a killed
+-- one gets the same id. Nothing here evicts: a full dictionary refuses.
+--
+-- What is counted is any table with id, pid, own_key, total_key and, perhaps, limit: a backend, or a
+-- model's waiting requests (queue.lua).
 
 local log = ngx.log
 local ERR = ngx.ERR
@@ -10,12 +14,17 @@ local dict = ngx.shared.edge_slots
 
 local _M = {}
 
--- Backends this worker has registered under its pid, so that the janitor finds them.
+-- What this worker has registered under its pid, so that the janitor finds it.
 local registered_cache = {}
 
 
+-- Not incr with an initial value: that would evict another count when the dictionary is full.
 local function add(key, value)
-    local new, err = dict:incr(key, value, 0)
+    local new, err = dict:incr(key, value)
+    if not new and err == "not found" then
+        dict:safe_add(key, 0)
+        new, err = dict:incr(key, value)
+    end
     if not new then
         log(ERR, "edge: slots: could not count ", key, ": ", err)
     end
@@ -23,34 +32,72 @@ local function add(key, value)
 end
 
 
--- Marks one more request in flight on a backend.
-function _M.take(backend)
+local function register(backend)
     local own = backend.own_key
-    if not registered_cache[own] then
-        local _, err = dict:rpush("ids:" .. backend.pid, backend.id)
-        if err then
-            log(ERR, "edge: slots: could not register ", own, ": ", err)
-        else
-            registered_cache[own] = true
-        end
+    local _, err = dict:rpush("ids:" .. backend.pid, backend.id)
+    if err then
+        log(ERR, "edge: slots: could not register ", own, ": ", err)
+    else
+        registered_cache[own] = true
     end
-    add(own, 1)
-    add(backend.total_key, 1)
 end
 
 
-function _M.release(backend)
-    add(backend.own_key, -1)
-    add(backend.total_key, -1)
+-- Counts `weight` more in flight on a backend, whatever its limit.
+function _M.force(backend, weight)
+    if not registered_cache[backend.own_key] then
+        register(backend)
+    end
+    add(backend.total_key, weight)
+    add(backend.own_key, weight)
 end
 
 
+-- The same within the backend's limit: false when it has no room, and nothing is counted. A request
+-- heavier than the limit runs alone.
+function _M.take(backend, weight)
+    local limit = backend.limit
+    if not limit then
+        _M.force(backend, weight)
+        return true
+    end
+    if not registered_cache[backend.own_key] then
+        register(backend)
+    end
+    local total = add(backend.total_key, weight)
+    if total and total > limit and total ~= weight then
+        add(backend.total_key, -weight)
+        return false
+    end
+    add(backend.own_key, weight)
+    return true
+end
+
+
+function _M.release(backend, weight)
+    add(backend.own_key, -weight)
+    add(backend.total_key, -weight)
+end
+
+
+-- Whether take would succeed now.
+function _M.has_room(backend, weight)
+    local limit = backend.limit
+    if not limit then
+        return true
+    end
+    local held = dict:get(backend.total_key) or 0
+    return held + weight <= limit or held == 0
+end
+
+
+-- The weight in flight on a backend.
 function _M.in_flight(backend)
     return dict:get(backend.total_key) or 0
 end
 
 
--- Fills loads[i] with the in-flight count of backends[i].
+-- Fills loads[i] with the weight in flight on backends[i].
 function _M.loads(backends, n, loads)
     for i = 1, n do
         loads[i] = dict:get(backends[i].total_key) or 0
@@ -59,10 +106,11 @@ function _M.loads(backends, n, loads)
 end
 
 
--- Gives back what a dead worker held. Returns the number of slots freed.
+-- Gives back what a dead worker held. Returns the weight freed, and the ids of what it had used.
 function _M.reap(pid)
     local freed = 0
     local list = "ids:" .. pid
+    local ids = {}
     local id = dict:lpop(list)
     while id do
         local own = "own:" .. pid .. ":" .. id
@@ -72,9 +120,26 @@ function _M.reap(pid)
             freed = freed + held
         end
         dict:delete(own)
+        ids[#ids + 1] = id
         id = dict:lpop(list)
     end
-    return freed
+    return freed, ids
+end
+
+
+-- How far the total of `id` is from the sum of what the workers `pids` own.
+function _M.drift(id, pids)
+    local sum = 0
+    for i = 1, #pids do
+        sum = sum + (dict:get("own:" .. pids[i] .. ":" .. id) or 0)
+    end
+    return (dict:get("total:" .. id) or 0) - sum
+end
+
+
+-- Corrects a total by a drift that has stayed: a worker was killed between its two counts.
+function _M.correct(id, drift)
+    add("total:" .. id, -drift)
 end
 
 

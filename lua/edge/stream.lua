@@ -123,7 +123,7 @@ function _M.run()
         -- The engine is done. The log phase may come seconds later: a worker that drains, or a client
         -- that asked to close, keeps the request until the client has closed its side.
         if state.slot then
-            slots.release(state.slot)
+            slots.release(state.slot, state.weight)
             state.slot = false
         end
     end
