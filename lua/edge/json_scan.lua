@@ -7,6 +7,7 @@
 -- the very same members or refuse. docs/request-bodies.md lists the refusals.
 
 local cjson = require "cjson"
+local json_skip = require "edge.json_skip"
 local clear = require "table.clear"
 
 local byte = string.byte
@@ -17,127 +18,26 @@ local sub = string.sub
 local pcall = pcall
 local type = type
 
+local invalid = json_skip.invalid
+local member_end = json_skip.member_end
+local skip_space = json_skip.skip_space
+local string_end = json_skip.string_end
+
 
 local _M = {
     MAX_KEYS = 256,
-    MAX_DEPTH = 512,
     -- Keys of `wanted` must not be longer than this; longer ones in a body are never looked at.
     MAX_KEY_BYTES = 64,
 }
 
 local MAX_KEYS = _M.MAX_KEYS
-local MAX_DEPTH = _M.MAX_DEPTH
 local MAX_KEY_BYTES = _M.MAX_KEY_BYTES
 local MAX_ESCAPED_KEY_BYTES = 6 * MAX_KEY_BYTES  -- every byte written as \u00XX
 
-local TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
+local SPACE = 32
 local QUOTE, COMMA, COLON, BACKSLASH = 34, 44, 58, 92
-local OPEN_BRACKET, CLOSE_BRACKET, OPEN_BRACE, CLOSE_BRACE = 91, 93, 123, 125
-local PLUS, MINUS, DOT = 43, 45, 46
-local DIGIT_0, DIGIT_9, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 48, 57, 65, 90, 97, 122
-
-
-local function invalid(what, p)
-    return nil, format("The body is not valid JSON: %s at byte %d. Send one JSON object.",
-                       what, p), "invalid_json"
-end
-
-
--- Returns the position of the first byte that is not white space, and that byte (nil: the end).
-local function skip_space(body, p)
-    local c = byte(body, p)
-    while c == SPACE or c == NEWLINE or c == RETURN or c == TAB do
-        p = p + 1
-        c = byte(body, p)
-    end
-    return p, c
-end
-
-
--- Returns the position of the quote that closes the string opened at `first`, or nil.
--- Backslashes are counted backwards from a quote and never past the quote before it, so the
--- time is linear in the length whatever the string holds.
-local function string_end(body, first)
-    local p = first
-    while true do
-        p = find(body, '"', p + 1, true)
-        if not p then
-            return nil
-        end
-        local q = p - 1
-        while byte(body, q) == BACKSLASH do
-            q = q - 1
-        end
-        if (p - q) % 2 == 1 then
-            return p
-        end
-    end
-end
-
-
--- Returns the position of the bracket that closes the one at `first`.
-local function container_end(body, first)
-    local depth = 1
-    local p = first + 1
-    while true do
-        local c = byte(body, p)
-        if c == QUOTE then
-            p = string_end(body, p)
-            if not p then
-                return invalid("a string never ends", first)
-            end
-
-        elseif c == OPEN_BRACE or c == OPEN_BRACKET then
-            depth = depth + 1
-            -- The outermost object, which holds this value, counts as well.
-            if depth >= MAX_DEPTH then
-                return nil, format("The body nests deeper than %d levels. Send a flatter one.",
-                                   MAX_DEPTH), "too_deep"
-            end
-
-        elseif c == CLOSE_BRACE or c == CLOSE_BRACKET then
-            depth = depth - 1
-            if depth == 0 then
-                return p
-            end
-
-        elseif not c then
-            return invalid("an object or array never ends", first)
-        end
-        p = p + 1
-    end
-end
-
-
--- Returns the position of the last byte of the number or word that starts at `first`.
-local function scalar_end(body, first)
-    local p = first
-    local c = byte(body, p)
-    while c and (c >= DIGIT_0 and c <= DIGIT_9 or c >= LOWER_A and c <= LOWER_Z
-                 or c >= UPPER_A and c <= UPPER_Z or c == MINUS or c == DOT or c == PLUS) do
-        p = p + 1
-        c = byte(body, p)
-    end
-    if p == first then
-        return invalid("a value is missing", first)
-    end
-    return p - 1
-end
-
-
-local function value_end(body, first, c)
-    if c == QUOTE then
-        local last = string_end(body, first)
-        if not last then
-            return invalid("a string never ends", first)
-        end
-        return last
-    end
-    if c == OPEN_BRACE or c == OPEN_BRACKET then
-        return container_end(body, first)
-    end
-    return scalar_end(body, first)
-end
+local OPEN_BRACKET, OPEN_BRACE, CLOSE_BRACE = 91, 123, 125
+local MINUS, DIGIT_0, DIGIT_9 = 45, 48, 57
 
 
 -- Returns the decoded key between the quotes at `first` and `last` if it is a wanted one.
@@ -159,8 +59,9 @@ end
 -- tables `starts` and `stops` are cleared, then filled: the raw value of a key is
 -- body:sub(starts[key], stops[key]); starts[1] and stops[1] are the object's own braces.
 -- Returns true, or nil, a message for the client, and a code: "invalid_json", "duplicate_key",
--- "too_many_keys" or "too_deep". After an error the tables hold nothing of use.
-function _M.scan(body, wanted, starts, stops)
+-- "too_many_keys" or "too_deep". After an error the tables hold nothing of use. `elements`, which may
+-- be absent, has a table for each key whose array's elements are to be noted (see array_end).
+function _M.scan(body, wanted, starts, stops, elements)
     clear(starts)
     clear(stops)
     local p, c = skip_space(body, 1)
@@ -189,7 +90,7 @@ function _M.scan(body, wanted, starts, stops)
             return invalid("a ':' is missing", p)
         end
         p, c = skip_space(body, p + 1)
-        local last, err, code = value_end(body, p, c)
+        local last, err, code = member_end(body, p, c, key and elements and elements[key])
         if not last then
             return nil, err, code
         end

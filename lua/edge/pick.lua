@@ -1,65 +1,156 @@
--- Chooses a backend of a model by its policy, with the loads that all workers share.
+-- Chooses a backend of a model by its policy, with the loads that all workers share. Nothing here
+-- yields: the arrays of one choice are those of the next.
 
 local policy = require "edge.policy"
+local prefix_map = require "edge.prefix_map"
 local slots = require "edge.slots"
 
 local dict = ngx.shared.edge_slots
-local least_loaded = policy.least_loaded
-local round_robin = policy.round_robin
+local fits = policy.fits
+local huge = math.huge
+local random = math.random
+local score_of = policy.score
+local within = policy.within
 
 
 local _M = {}
 
-local loads_cache = {}
+local candidates_cache, loads_cache, scores_cache = {}, {}, {}
+local weights_cache, seeds_cache = {}, {}
 -- Differs by worker, so that the first requests of several workers do not meet on one engine.
 local turn_cache
 
 
-local function choose(model, candidates, n)
-    if n == 1 then
-        return candidates[1]
+-- The score of a candidate once it has the request; infinite when it has no room.
+local function judge(backend, load, weight)
+    if not fits(load, weight, backend.limit) then
+        return huge
     end
-    if model.policy == "round_robin" then
-        -- Shared by the workers, so that their turns interleave.
-        return candidates[round_robin(n, dict:incr("turn:" .. model.id, 1, 0) or 0)]
+    return score_of(load, weight, backend.weight, backend.waiting, backend.kv_usage)
+end
+
+
+-- Fills scores_cache. Returns the index of the least score, nil when all are full.
+local function least_loaded(state, candidates, n)
+    local loads = slots.loads(candidates, n, loads_cache)
+    for i = 1, n do
+        scores_cache[i] = judge(candidates[i], loads[i], state.weight)
     end
     turn_cache = (turn_cache or ngx.worker.pid()) + 1
-    return candidates[least_loaded(slots.loads(candidates, n, loads_cache), n, turn_cache)]
+    local index = policy.least_loaded(scores_cache, n, turn_cache)
+    return scores_cache[index] < huge and index or nil
 end
 
 
--- The ready backends that can take this request: not tried yet, and an adapter that only engines
--- report is sent to those that report it.
-local function candidates_of(state, tried)
-    local model = state.model
-    local found, n = {}, 0
-    for i = 1, model.ready_count do
-        local backend = model.ready[i]
-        if not (tried and tried[backend.id])
-            and not (state.reported and not backend.adapters[state.name])
-        then
+local function fill_weights(candidates, n)
+    local total = 0
+    for i = 1, n do
+        weights_cache[i] = candidates[i].weight
+        total = total + weights_cache[i]
+    end
+    return total
+end
+
+
+local function round_robin(state, candidates, n)
+    local total = fill_weights(candidates, n)
+    -- Shared by the workers, so that their turns interleave.
+    local turn = dict:incr("turn:" .. state.model.id, 1, 0) or 0
+    local index = policy.round_robin(weights_cache, n, total, turn)
+    for _ = 1, n do
+        if slots.has_room(candidates[index], state.weight) then
+            return index
+        end
+        index = index % n + 1
+    end
+end
+
+
+local function random_two(state, candidates, n)
+    if n < 3 then
+        return least_loaded(state, candidates, n)
+    end
+    local first, second = policy.random_two(n, random(), random())
+    local one, two = candidates[first], candidates[second]
+    local score_1 = judge(one, slots.in_flight(one), state.weight)
+    local score_2 = judge(two, slots.in_flight(two), state.weight)
+    if score_1 == huge and score_2 == huge then
+        return least_loaded(state, candidates, n)
+    end
+    return score_1 <= score_2 and first or second
+end
+
+
+local function session(state, candidates, n)
+    local least = least_loaded(state, candidates, n)
+    if not state.session or not least then
+        return least
+    end
+    fill_weights(candidates, n)
+    for i = 1, n do
+        seeds_cache[i] = candidates[i].seed
+    end
+    local index = policy.rendezvous(state.session, seeds_cache, weights_cache, n)
+    return within(scores_cache[index], scores_cache[least], policy.MARGIN_OWN) and index or least
+end
+
+
+local function prefix(state, candidates, n)
+    local least = least_loaded(state, candidates, n)
+    if not state.chain or not least then
+        return least
+    end
+    return prefix_map.choose(state.chain, state.model.by_tag, candidates, scores_cache, least)
+end
+
+
+local POLICIES = {
+    least_loaded = least_loaded,
+    round_robin = round_robin,
+    random_two = random_two,
+    session = session,
+    prefix = prefix,
+}
+
+
+-- Gathers the ready backends of one tier that can take this request: not tried yet, and an adapter
+-- that only engines report is sent to those that report it. Returns their number, and where in
+-- `ready`, which is in the order of tiers, the next tier begins.
+local function gather(state, tried, ready, first, count)
+    local tier, n, i = ready[first].tier, 0, first
+    local name = state.reported and state.name
+    while i <= count and ready[i].tier == tier do
+        local backend = ready[i]
+        if not (tried and tried[backend.id]) and not (name and not backend.adapters[name]) then
             n = n + 1
-            found[n] = backend
+            candidates_cache[n] = backend
+            backend.at = n
+        end
+        i = i + 1
+    end
+    return n, i
+end
+
+
+-- The backend for a request, not one of the ids in `tried` (nil: none was). nil and "none" when no
+-- backend is ready, nil and "full" when all that are ready have no room. Takes no slot.
+function _M.choose(state, tried)
+    local model = state.model
+    local ready, count = model.ready, model.ready_count
+    local choose = POLICIES[model.policy] or least_loaded
+    local first, reason = 1, "none"
+    while first <= count do
+        local n
+        n, first = gather(state, tried, ready, first, count)
+        if n > 0 then
+            reason = "full"
+            local index = choose(state, candidates_cache, n)
+            if index then
+                return candidates_cache[index]
+            end
         end
     end
-    return found, n
-end
-
-
--- The backend for a new request; nil when none is ready.
-function _M.first(state)
-    local model = state.model
-    if not state.reported then
-        return model.ready_count > 0 and choose(model, model.ready, model.ready_count) or nil
-    end
-    return _M.next(state, nil)
-end
-
-
--- Another backend than those in `tried`, or nil.
-function _M.next(state, tried)
-    local candidates, n = candidates_of(state, tried)
-    return n > 0 and choose(state.model, candidates, n) or nil
+    return nil, reason
 end
 
 

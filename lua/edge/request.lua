@@ -4,6 +4,7 @@
 local body = require "edge.body"
 local json_scan = require "edge.json_scan"
 local multipart = require "edge.multipart"
+local traits = require "edge.traits"
 local utf8 = require "edge.utf8"
 
 local ngx = ngx
@@ -19,6 +20,9 @@ local WANTED = {
     model = true, stream = true, previous_response_id = true,
     kv_transfer_params = true, ec_transfer_params = true, vllm_xargs = true,
 }
+for _, name in ipairs(traits.WANTED) do
+    WANTED[name] = true
+end
 -- vLLM takes these for its own: they name hosts and cache blocks of the engines.
 local FORBIDDEN = { "kv_transfer_params", "ec_transfer_params" }
 local NESTED = { kv_transfer_params = true, ec_transfer_params = true }
@@ -134,7 +138,7 @@ local function from_json(state, fleet)
     end
     state.text, state.from_file, state.body_size = text, from_file, #text
     local starts, stops = starts_cache, stops_cache
-    local ok, err, code = json_scan.scan(text, WANTED, starts, stops)
+    local ok, err, code = json_scan.scan(text, WANTED, starts, stops, traits.elements)
     if not ok then
         return nil, 400, code, err
     end
@@ -161,7 +165,11 @@ local function from_json(state, fleet)
         state.previous = json_scan.string_value(text, previous, stops.previous_response_id) or false
     end
     state.name_first, state.name_last = first, last
-    return choose_model(state, fleet, name)
+    ok, status, code, message, more = choose_model(state, fleet, name)
+    if ok then
+        traits.read(state, text, starts, stops)
+    end
+    return ok, status, code, message, more
 end
 
 

@@ -13,6 +13,8 @@ local multipart = require "edge.multipart"
 
 local KEYS = { "model", "stream" }
 local WANTED = { model = true, stream = true }
+-- Arrays of these are read element by element: where they end must be the same.
+local ELEMENTS = { stream = { n = 0 } }
 
 local format_name, input_path, output_path = arg[1], arg[2], arg[3]
 local file = assert(io.open(input_path, "rb"))
@@ -39,7 +41,7 @@ local starts, stops = {}, {}
 
 local function scan_json()
     local body = take()
-    local ok, _, code = json_scan.scan(body, WANTED, starts, stops)
+    local ok, _, code = json_scan.scan(body, WANTED, starts, stops, ELEMENTS)
     put(ok and "" or code)
     if not ok then
         return

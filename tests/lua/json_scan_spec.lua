@@ -206,3 +206,52 @@ describe("json_scan.splice and encode_string", function()
         assert.equal(text, json_scan.string_value(encoded, 1, #encoded))
     end)
 end)
+
+
+describe("json_scan.scan with elements", function()
+    local skip = require "edge.json_skip"
+    local elements = { user = { n = 0 } }
+
+    local function ends(value)
+        local body = '{"x": [1], "user": ' .. value .. "}"
+        local ok, _, code = json_scan.scan(body, WANTED, starts, stops, elements)
+        if not ok then
+            return code
+        end
+        assert.equal(value, body:sub(starts.user, stops.user))
+        local found, from = {}, starts.user + 1
+        for i = 1, elements.user.n do
+            found[i] = body:sub(from, elements.user[i])
+            from = elements.user[i] + 1
+        end
+        return found
+    end
+
+    it("notes where each ends", function()
+        assert.same({ '{"a": "]"}', ' , {"b": [{}]}' }, ends('[{"a": "]"} , {"b": [{}]} ]'))
+        assert.same({ '"a"', ',"\\"]"' }, ends('["a","\\"]"]'))
+        assert.same({ " [1, 2]", ", []", ", 7", ", null" }, ends("[ [1, 2], [], 7, null]"))
+    end)
+
+    it("notes none in numbers, in an empty array, in anything else", function()
+        for _, value in ipairs { "[1, 2, 3]", "[]", "[ ]", "{}", '"a"', "null", "12", "[null]" } do
+            assert.same({}, ends(value))
+        end
+    end)
+
+    it("notes no more than are of use", function()
+        assert.equal(skip.MAX_ELEMENTS, #ends("[" .. rep("{},", 5000) .. "{}]"))
+    end)
+
+    it("refuses what is no array", function()
+        for _, value in ipairs { "[{} {}]", "[{},]", "[{}", '["a"}', "[{}:{}]" } do
+            assert.equal("invalid_json", ends(value))
+        end
+    end)
+
+    it("counts levels as without them", function()
+        local inner = skip.MAX_DEPTH - 2
+        assert.equal(1, #ends("[" .. rep("[", inner) .. rep("]", inner) .. "]"))
+        assert.equal("too_deep", ends("[" .. rep("[", inner + 1) .. rep("]", inner + 1) .. "]"))
+    end)
+end)

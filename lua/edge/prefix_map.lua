@@ -1,0 +1,84 @@
+-- Which backends have seen which beginning of a prompt: a dictionary from the keys of a chain
+-- (prefix.lua) to the tags of backends, shared by the workers and kept over reloads. It is a guess: an
+-- engine may have dropped what it once had. When it is full, the beginnings not seen for longest go.
+
+local policy = require "edge.policy"
+
+local find = string.find
+local max = math.max
+local sub = string.sub
+local within = policy.within
+local MARGIN_OWN = policy.MARGIN_OWN
+local MARGIN_SHARED = policy.MARGIN_SHARED
+
+local dict = ngx.shared.edge_prefix
+
+local TAG_BYTES = 4
+-- So many backends are remembered for a beginning, the newest ones: an entry stays in one small piece
+-- of the dictionary's memory.
+local MAX_HOLDERS = 10
+-- Marks the end of a whole prompt: who goes on from there continues a conversation.
+local WHOLE = 1
+
+
+local _M = {}
+
+local holders_cache, flags_cache = {}, {}
+
+
+local function holds(holders, tag)
+    local at = find(holders, tag, 1, true)
+    while at and (at - 1) % TAG_BYTES ~= 0 do
+        at = find(holders, tag, at + 1, true)
+    end
+    return at ~= nil
+end
+
+
+-- The candidate with the least score among the holders, by index, or nil. Candidates know their index
+-- (`at`); others that hold it are down, full, or gone.
+local function best_of(holders, by_tag, candidates, scores)
+    local best, least = nil, math.huge
+    for first = 1, #holders, TAG_BYTES do
+        local backend = by_tag[sub(holders, first, first + TAG_BYTES - 1)]
+        local index = backend and backend.at
+        if index and candidates[index] == backend and scores[index] < least then
+            best, least = index, scores[index]
+        end
+    end
+    return best
+end
+
+
+-- Notes that a backend now has the beginnings longer than `known`.
+local function learn(chain, known, tag)
+    for i = chain.n, max(known, chain.n > chain.small and chain.small or chain.n - 1) + 1, -1 do
+        local holders = holders_cache[i]
+        if not holds(holders, tag) then
+            local flag = (i == chain.n or flags_cache[i] == WHOLE) and WHOLE or 0
+            dict:set(chain[i], sub(holders .. tag, -MAX_HOLDERS * TAG_BYTES), 0, flag)
+        end
+    end
+end
+
+
+-- The index of the candidate for a prompt: the holder of its longest known beginning whose score is
+-- close enough to the least, else the candidate at `least`. The choice is remembered.
+function _M.choose(chain, by_tag, candidates, scores, least)
+    local chosen, known = least, 0
+    local least_score = scores[least]
+    for i = chain.n, 1, -1 do
+        local holders, flags = dict:get(chain[i])
+        holders_cache[i], flags_cache[i] = holders or "", flags
+        local index = holders and best_of(holders, by_tag, candidates, scores)
+        if index and within(scores[index], least_score, flags == WHOLE and MARGIN_OWN or MARGIN_SHARED) then
+            chosen, known = index, i
+            break
+        end
+    end
+    learn(chain, known, candidates[chosen].tag)
+    return chosen
+end
+
+
+return _M
