@@ -1,0 +1,204 @@
+-- The states of the backends as all workers share them in a dictionary: written by the probing
+-- worker, read here.
+
+local cjson = require "cjson.safe"
+local engine_state = require "edge.engine_state"
+
+local ipairs = ipairs
+local log = ngx.log
+local match = string.match
+local now = ngx.now
+local pairs = pairs
+local tonumber = tonumber
+local ERR = ngx.ERR
+local INFO = ngx.INFO
+local NOTICE = ngx.NOTICE
+
+local dict = ngx.shared.edge_state
+local SERVING = engine_state.SERVING
+
+
+local _M = {}
+
+
+function _M.set(key, value, ttl)
+    local ok, err = dict:safe_set(key, value, ttl or 0)
+    if not ok then
+        log(ERR, "edge: states: could not store ", key, ": ", err)
+    end
+end
+
+local set = _M.set
+
+
+-- Stores a state. Returns true when it is another one than before.
+function _M.change(backend, state, reason)
+    local key = backend.state_key
+    local was = dict:get("state:" .. key)
+    if was == state and dict:get("reason:" .. key) == reason then
+        return false
+    end
+    set("reason:" .. key, reason)
+    if was == state and dict:get("since:" .. key) then
+        return false
+    end
+    set("state:" .. key, state)
+    set("since:" .. key, now())
+    local quiet = SERVING[state] and SERVING[was]
+    log(quiet and INFO or NOTICE, "edge: backend ", backend.id, " is ", state,
+        reason ~= "" and ": " or "", reason)
+    return true
+end
+
+
+-- State, reason and since when, as the probing worker last wrote them.
+function _M.of(backend)
+    local key = backend.state_key
+    return dict:get("state:" .. key) or "starting", dict:get("reason:" .. key) or "not probed yet",
+        dict:get("since:" .. key)
+end
+
+
+-- An operator's wish: no new requests for this engine. It lasts until it is taken back, over
+-- reloads too, and goes with the engine, not with its id.
+function _M.drain(backend, wanted)
+    if wanted then
+        dict:safe_add("drain:" .. backend.state_key, now())
+
+    else
+        dict:delete("drain:" .. backend.state_key)
+    end
+end
+
+
+-- Since when a backend drains, or nil.
+function _M.draining(backend)
+    return dict:get("drain:" .. backend.state_key)
+end
+
+
+-- The state as people and metrics see it.
+function _M.shown(backend)
+    local state, reason, since = _M.of(backend)
+    local drain = _M.draining(backend)
+    if drain then
+        return "draining", "asked for by an operator"
+            .. (SERVING[state] and "" or "; " .. state .. ": " .. reason), drain
+    end
+    return state, reason, since
+end
+
+
+-- What an engine says that it serves: names, adapters, max_model_len.
+function _M.reported(backend)
+    local text = dict:get("reported:" .. backend.state_key)
+    if text ~= backend.reported_text or not backend.reported then
+        backend.reported_text = text
+        backend.reported = text and cjson.decode(text) or { names = {}, adapters = {} }
+    end
+    return backend.reported
+end
+
+
+-- Names of adapters that engines of a model say they have loaded.
+function _M.adapters(model)
+    local names = {}
+    for _, backend in ipairs(model.backends) do
+        for _, name in ipairs(_M.reported(backend).adapters) do
+            names[#names + 1] = name
+        end
+    end
+    return names
+end
+
+
+-- Facts for /v1/models: max_model_len when an engine said it.
+function _M.facts(model)
+    for _, backend in ipairs(model.backends) do
+        local longest = _M.reported(backend).max_model_len
+        if longest then
+            return { max_model_len = longest }
+        end
+    end
+    return {}
+end
+
+
+-- The engine's own numbers; each is nil while it is not known. Kept for `ttl` seconds: an old
+-- number is no number.
+function _M.measured(backend, sample, ttl)
+    local function text(name)
+        return sample[name] or "-"
+    end
+    set("load:" .. backend.state_key, text("running") .. " " .. text("waiting") .. " "
+        .. text("kv_usage") .. " " .. text("prefix_queries") .. " " .. text("prefix_hits"), ttl)
+end
+
+
+-- running, waiting, KV usage, prefix queries, prefix hits.
+function _M.load(backend)
+    local text = dict:get("load:" .. backend.state_key)
+    if not text then
+        return nil
+    end
+    local running, waiting, kv_usage, queries, hits =
+        match(text, "^(%S+) (%S+) (%S+) (%S+) (%S+)$")
+    return tonumber(running), tonumber(waiting), tonumber(kv_usage), tonumber(queries), tonumber(hits)
+end
+
+
+local function refresh_backend(fleet, model, backend)
+    local _
+    backend.state, _, backend.probed = _M.of(backend)
+    if backend.named then
+        backend.address = dict:get("address:" .. backend.host) or backend.address
+    end
+    backend.adapters = {}
+    for _, name in ipairs(_M.reported(backend).adapters) do
+        backend.adapters[name] = true
+        fleet.adapters[name] = model.id
+    end
+    if _M.draining(backend) then
+        backend.state = "draining"
+    end
+end
+
+
+-- State, address and readiness of every backend into the tables of a fleet. `model.ready` are those
+-- that may take requests. Suspects take them when no other can: better a doubtful engine than none.
+function _M.refresh(fleet)
+    fleet.adapters = {}
+    for _, model in pairs(fleet.models) do
+        local ready, n, suspects, s = {}, 0, {}, 0
+        for _, backend in ipairs(model.backends) do
+            refresh_backend(fleet, model, backend)
+            local state = backend.state
+            if backend.address then
+                if SERVING[state] or (not backend.probed and state == "starting") then
+                    n = n + 1
+                    ready[n] = backend
+
+                elseif state == "suspect" then
+                    s = s + 1
+                    suspects[s] = backend
+                end
+            end
+        end
+        if n == 0 then
+            ready, n = suspects, s
+        end
+        model.ready, model.ready_count = ready, n
+    end
+    _M.refresh_loads(fleet)
+end
+
+
+-- The engines' own numbers into the tables of a fleet.
+function _M.refresh_loads(fleet)
+    for _, backend in pairs(fleet.backends) do
+        backend.running, backend.waiting, backend.kv_usage = _M.load(backend)
+    end
+end
+
+
+return _M
