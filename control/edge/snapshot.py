@@ -38,6 +38,7 @@ def snapshot(
     again while it runs.
     """
     content: Snapshot = {"version": version, "timers": timers, "dns": list(dns)}
+    content["probe"] = {f"{name}_ms": int(value) for name, value in fleet.edge.probe if value is not None}
     if fleet.default_model is not None:
         content["default_model"] = fleet.default_model
     content["names"] = _names(fleet)
@@ -71,6 +72,8 @@ def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict
         "connect_ms": int(settings.timeouts.connect),
         "send_ms": int(settings.timeouts.send),
         "read_ms": int(settings.timeouts.read),
+        "max_waiting": settings.queue.max_waiting,
+        "wait_ms": int(settings.queue.timeout),
         "names": [name, *settings.aliases],
         "loras": list(settings.loras),
         "backends": [backend.id for backend in backends if backend.model == name],
@@ -90,6 +93,12 @@ def _backend(backend: ResolvedBackend, addresses: Mapping[str, Sequence[str]]) -
         content["tls_location"] = "@" + tls_name(backend)
     if backend.ca is not None:
         content["own_ca"] = True
+    if backend.limit is not None:
+        content["limit"] = backend.limit
+    if backend.weight != 1:
+        content["weight"] = backend.weight
+    if backend.tier != 1:
+        content["tier"] = backend.tier
     content["name"] = backend.name
     content["served"] = list(backend.served)
     if backend.key_file is not None:

@@ -18,7 +18,8 @@ class ResolvedBackend:
 
     ``host`` is a name or an IP address without brackets. ``ours``: Signalbox starts it, by ``engine``, from ``source``
     (a model folder or a packaged model); for others both are None. ``name`` is what the engine calls the model,
-    ``served`` all names that it answers to. Paths are absolute.
+    ``served`` all names that it answers to. ``limit``: sequences that the edge keeps in flight there, None without bound.
+    Paths are absolute.
     """
 
     id: str
@@ -32,6 +33,9 @@ class ResolvedBackend:
     key_file: Path | None = None
     key_env: str | None = None
     ca: Path | None = None
+    limit: int | None = None
+    weight: int = 1
+    tier: int = 1
     engine: Engine | None = None
     source: Path | PackagedModel | None = None
 
@@ -66,6 +70,11 @@ def _free_id(model: str, number: int, taken: set[str]) -> str:
     return f"{stem}-{number}"
 
 
+def _default_limit(engine: Engine | None) -> int | None:
+    """Two more than run at the same time: the next ones are there when a place falls free, the others wait here."""
+    return engine.max_num_seqs + 2 if engine is not None and engine.max_num_seqs is not None else None
+
+
 def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backend: Backend) -> ResolvedBackend:
     key_file = loaded.file(backend.key_file) if backend.key_file else None
     if backend.url is not None:
@@ -75,6 +84,7 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
             id=identity, model=name, scheme=scheme, host=host, port=port, ours=False,
             name=own_name, served=tuple(dict.fromkeys((own_name, *model.loras))),
             key_file=key_file, key_env=backend.key_env, ca=loaded.file(backend.ca) if backend.ca else None,
+            limit=backend.limit, weight=backend.weight, tier=backend.tier,
         )  # fmt: skip
     assert backend.host is not None and backend.port is not None  # the schema's own check
     # vLLM is started with every alias; a command knows only the name that it is given.
@@ -83,5 +93,6 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
     return ResolvedBackend(
         id=identity, model=name, scheme="http", host=loaded.fleet.hosts[backend.host].address, port=backend.port,
         ours=True, name=name, served=(name, *aliases, *model.loras),
-        key_file=key_file, key_env=backend.key_env, engine=model.engine, source=source,
+        key_file=key_file, key_env=backend.key_env, limit=backend.limit or _default_limit(model.engine),
+        weight=backend.weight, tier=backend.tier, engine=model.engine, source=source,
     )  # fmt: skip

@@ -146,6 +146,24 @@ class Cors(Strict):
     origins: Annotated[list[Origin], Field(min_length=1, max_length=64)]
 
 
+class Probe(Strict):
+    """How often the edge looks after its engines, and when it stops believing one."""
+
+    interval: Milliseconds = Milliseconds(1_000)
+    """Between two looks at /health."""
+    metrics: Milliseconds = Milliseconds(2_000)
+    """Between two reads of /metrics; longer in fleets of more than 200 engines."""
+    window: Milliseconds = Milliseconds(5_000)
+    """Two of these without progress, though requests run, make an engine suspect. Also how long a generation of one
+    token may take."""
+    idle: Milliseconds = Milliseconds(30_000)
+    """An engine without traffic is asked for one token this often."""
+    suspect: Milliseconds = Milliseconds(5_000)
+    """A suspect one this often."""
+    answer: Milliseconds = Milliseconds(5_000)
+    """How long /health, /metrics and /v1/models may take; an engine that generates is not down for being late."""
+
+
 class LogSettings(Strict):
     """The access log is one JSON line per request; a file over ``rotate_at`` is rotated, ``keep`` old ones stay."""
 
@@ -179,6 +197,7 @@ class Edge(Strict):
     trusted_proxies: Annotated[list[Network], Field(max_length=64)] = []
     """Proxies in front of the edge whose X-Forwarded-For names the client."""
     log: LogSettings = LogSettings()
+    probe: Probe = Probe()
     dns: ListenAddress | None = None
     """The name server asked for engines' addresses; by default this machine's own."""
     binary: FilePath | None = None
@@ -257,9 +276,19 @@ class Engine(Strict):
 
 
 class Routing(Strict):
-    """How a backend is chosen among those of a model that can take the request."""
+    """How a backend is chosen among those of a model that can take the request; see docs/balancing.md."""
 
-    policy: Literal["least_loaded", "round_robin"] = "least_loaded"
+    policy: Literal["prefix", "least_loaded", "session", "random_two", "round_robin"] = "prefix"
+    """``prefix``: where the beginning of the prompt is cached, unless too busy; ``session``: by X-Session-Id or user."""
+
+
+class Queue(Strict):
+    """Requests wait here, first come first served, while every backend of the model is at its limit."""
+
+    max_waiting: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """How many may wait; more are refused at once."""
+    timeout: Milliseconds = Milliseconds(60_000)
+    """How long each may wait."""
 
 
 class ModelTimeouts(Strict):
@@ -288,6 +317,12 @@ class Backend(Strict):
     """A PEM file with the authority that signed the engine's certificate; by default the system's."""
     model_name: ModelName | None = None
     """What the engine calls the model, if not by the model's own name."""
+    limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Sequences in flight (n × prompts of each request); by default the engine's max_num_seqs plus 2, else no limit."""
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How much it can do compared to the others: with 2 it gets twice as much as one with 1."""
+    tier: Annotated[int, Field(ge=1, le=9)] = 1
+    """Backends of tier 2 get requests only while none of tier 1 is ready with room, and so on."""
 
     @model_validator(mode="after")
     def _ours_or_theirs(self) -> Self:
@@ -313,6 +348,7 @@ class Model(Strict):
     """A model folder in Hugging Face format, or a package that carries one."""
     routing: Routing = Routing()
     timeouts: ModelTimeouts = ModelTimeouts()
+    queue: Queue = Queue()
     engine: Engine | None = None
     """How engines are started; needed for backends with ``host``."""
     backends: Annotated[list[Backend], Field(min_length=1, max_length=1000)]

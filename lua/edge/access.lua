@@ -6,9 +6,10 @@ local fleet = require "edge.fleet"
 local live = require "edge.live"
 local models = require "edge.models"
 local openai = require "edge.openai"
-local pick = require "edge.pick"
+local queue = require "edge.queue"
 local request = require "edge.request"
 local routes = require "edge.routes"
+local slots = require "edge.slots"
 
 local ngx = ngx
 local get_method = ngx.req.get_method
@@ -45,12 +46,6 @@ local function response_backend(state, current, id)
 end
 
 
-local function refuse_unready(state)
-    return openai.refuse(state, 503, "no_backend_ready", "No engine of model '" .. state.model.id
-        .. "' is ready. It may still be starting; try again shortly.", { retry_after = 5 })
-end
-
-
 local function to_response(state, current, id)
     local backend = response_backend(state, current, id)
     if not backend then
@@ -58,22 +53,24 @@ local function to_response(state, current, id)
             .. "' is known here. Responses are kept by the engine that made them, for an hour at most.")
     end
     if not backend.address then
-        return refuse_unready(state)
+        return openai.refuse(state, queue.refusal(state, "none"))
     end
     if get_method() == "POST" and not body.read() then
         return openai.refuse(state, 411, "length_required", body.NO_LENGTH)
     end
-    state.pinned = true
+    state.pinned = backend.id
+    -- To ask for an answer or to cancel it starts nothing: that must not wait behind what does.
+    slots.force(backend, state.weight)
+    state.slot = backend
     return dispatch.first(state, backend)
 end
 
 
 -- The engine that made the response which this request continues: it alone has the conversation.
-local function previous_backend(state, current)
+local function pin(state, current)
     local backend = state.previous and current.backends[responses:get(state.previous) or ""]
     if backend and backend.model == state.model.id and backend.address then
-        state.pinned = true
-        return backend
+        state.pinned = backend.id
     end
 end
 
@@ -83,10 +80,12 @@ local function to_model(state, current)
     if not ok then
         return openai.refuse(state, status, code, message, more)
     end
-    local backend = previous_backend(state, current) or pick.first(state)
+    pin(state, current)
+    local backend
+    backend, status, code, message, more = queue.take(state)
     if not backend then
         request.forget(state)
-        return refuse_unready(state)
+        return openai.refuse(state, status, code, message, more)
     end
     request.rename(state, backend)
     request.forget(state)
@@ -98,6 +97,7 @@ function _M.run()
     local state = live.begin()
     local method = get_method()
     local var = ngx.var
+    state.id = var.edge_request_id
     local route, id = routes.find(var.uri)
     if not route then
         return openai.refuse(state, 404, "path_not_found", "This path is not served. GET /v1/models lists"

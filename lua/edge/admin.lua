@@ -2,11 +2,14 @@
 
 local cjson = require "cjson.safe"
 local body = require "edge.body"
+local engine_state = require "edge.engine_state"
 local fleet = require "edge.fleet"
+local gauges = require "edge.gauges"
+local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
-local probe = require "edge.probe"
-local promtext = require "edge.promtext"
+local queue = require "edge.queue"
 local slots = require "edge.slots"
+local states = require "edge.states"
 local workers = require "edge.workers"
 
 local ngx = ngx
@@ -14,6 +17,7 @@ local bxor, bor = bit.bxor, bit.bor
 local byte = string.byte
 local concat = table.concat
 local ipairs = ipairs
+local match = string.match
 
 
 local _M = {}
@@ -71,17 +75,21 @@ end
 
 
 local function describe_backend(backend, requests)
-    local seen = probe.describe(backend)
+    local state, reason, since = states.shown(backend)
+    local running, waiting, kv_usage = states.load(backend)
     return '{"id":' .. cjson.encode(backend.id)
         .. ',"model":' .. cjson.encode(backend.model)
         .. ',"address":' .. cjson.encode(backend.host .. ":" .. backend.port)
         .. ',"scheme":' .. cjson.encode(backend.scheme)
-        .. ',"state":' .. cjson.encode(seen.state)
-        .. ',"reason":' .. cjson.encode(seen.reason)
-        .. ',"since":' .. cjson.encode(seen.since or cjson.null)
+        .. ',"state":' .. cjson.encode(state)
+        .. ',"reason":' .. cjson.encode(reason)
+        .. ',"since":' .. cjson.encode(since or cjson.null)
         .. ',"in_flight":' .. slots.in_flight(backend)
+        .. ',"running":' .. (running or "null")
+        .. ',"waiting":' .. (waiting or "null")
+        .. ',"kv_usage":' .. (kv_usage or "null")
         .. ',"requests":' .. (requests[backend.id] or 0)
-        .. ',"reported":' .. array(seen.reported, cjson.encode) .. "}"
+        .. ',"reported":' .. array(states.reported(backend).names, cjson.encode) .. "}"
 end
 
 
@@ -94,6 +102,7 @@ local function describe_model(model)
         .. ',"names":' .. array(model.names, cjson.encode)
         .. ',"loras":' .. array(model.loras, cjson.encode)
         .. ',"policy":' .. cjson.encode(model.policy)
+        .. ',"queue_length":' .. queue.length(model)
         .. ',"backends":' .. array(ids, cjson.encode) .. "}"
 end
 
@@ -117,41 +126,10 @@ local function get_state()
 end
 
 
-local STATES = { "starting", "ready", "down" }
-
-
--- Gauges are read when asked for: nothing stored can go stale.
-local function write_gauges(out)
-    local current = fleet.current()
-    promtext.family(out, "signalbox_in_flight", "gauge", "Requests in flight by backend.")
-    for _, model in ipairs(current.list) do
-        for _, backend in ipairs(model.backends) do
-            promtext.sample(out, "signalbox_in_flight",
-                            promtext.labels("model", model.id, "backend", backend.id),
-                            slots.in_flight(backend))
-        end
-    end
-    promtext.family(out, "signalbox_backend_state", "gauge", "1 for the state that a backend is in.")
-    for _, model in ipairs(current.list) do
-        for _, backend in ipairs(model.backends) do
-            local state = probe.describe(backend).state
-            for _, name in ipairs(STATES) do
-                promtext.sample(out, "signalbox_backend_state",
-                                promtext.labels("model", model.id, "backend", backend.id,
-                                                "state", name),
-                                state == name and 1 or 0)
-            end
-        end
-    end
-    promtext.family(out, "signalbox_fleet_version", "gauge", "Version of fleet.json that is served.")
-    promtext.sample(out, "signalbox_fleet_version", "", current.version)
-end
-
-
 local function get_metrics()
     local out = {}
     metrics.write(out)
-    write_gauges(out)
+    gauges.write(out)
     return reply(200, concat(out), "text/plain; version=0.0.4; charset=utf-8")
 end
 
@@ -171,11 +149,81 @@ local function put_fleet()
 end
 
 
+-- Takes a backend out of rotation for an operator, or back in. What runs there goes on.
+local function set_draining(id, wanted)
+    local current = fleet.current()
+    local backend = current.backends[id]
+    if not backend then
+        return fail(404, "There is no backend '" .. id .. "'. GET /state lists all.")
+    end
+    states.drain(backend, wanted)
+    fleet.touch()
+    local left = 0
+    for _, other in ipairs(current.models[backend.model].backends) do
+        if other ~= backend and engine_state.SERVING[other.state] then
+            left = left + 1
+        end
+    end
+    return reply(200, cjson.encode({
+        id = id, draining = wanted, in_flight = slots.in_flight(backend), others_ready = left,
+    }))
+end
+
+
+local function get_requests()
+    local text, err = live_view.list()
+    if not text then
+        return fail(500, err)
+    end
+    return reply(200, text)
+end
+
+
+local ENDS = {
+    queued = "It waited and has ended.",
+    reading = "It ends when its body has arrived and its engine sends the first byte.",
+    prefill = "It ends at the engine's first byte; until then it goes on there.",
+    decode = "It ends at its next byte.",
+}
+
+
+local function delete_request(id)
+    local doing, silent = live_view.cancel(id)
+    if doing then
+        return reply(200, cjson.encode({ id = id, state = doing, message = ENDS[doing] }))
+    end
+    return fail(404, "No running request has the id '" .. id .. "'." .. (silent
+        and " A worker that finishes its streams after a reload has not answered: if it has the"
+            .. " request, that ends at its next byte." or " GET /requests lists those that run."))
+end
+
+
 local CALLS = {
     ["GET /state"] = get_state,
     ["GET /metrics"] = get_metrics,
     ["PUT /fleet"] = put_fleet,
+    ["GET /requests"] = get_requests,
 }
+-- Calls with an id in their address: method, pattern, what it does.
+local CALLS_WITH_ID = {
+    { "POST", "^/backends/([%w._-]+)/drain$", function(id) return set_draining(id, true) end },
+    { "POST", "^/backends/([%w._-]+)/resume$", function(id) return set_draining(id, false) end },
+    { "DELETE", "^/requests/([%w._:-]+)$", delete_request },
+}
+
+
+local function find_call(method, uri)
+    local call = CALLS[method .. " " .. uri]
+    if call then
+        return call
+    end
+    for _, entry in ipairs(CALLS_WITH_ID) do
+        local id = entry[1] == method and match(uri, entry[2])
+        if id then
+            return entry[3], id
+        end
+    end
+end
 
 
 function _M.run()
@@ -183,11 +231,11 @@ function _M.run()
     if not given or not same(given, token) then
         return fail(401, "This listener needs the admin token (run/admin.token).")
     end
-    local call = CALLS[ngx.req.get_method() .. " " .. ngx.var.uri]
+    local call, id = find_call(ngx.req.get_method(), ngx.var.uri)
     if not call then
         return fail(404, "No such call.")
     end
-    return call()
+    return call(id)
 end
 
 

@@ -1,11 +1,10 @@
--- Hands a request to a backend: slot, name in the body, what the engine's side needs, and the
+-- Hands a request to a backend whose slot it has: name in the body, what the engine's side needs, and the
 -- location that proxies there. The same way for the first backend and, after a failed connect,
 -- for the next one, whatever name, scheme or key that one has.
 
-local pick = require "edge.pick"
 local probe = require "edge.probe"
+local queue = require "edge.queue"
 local request = require "edge.request"
-local slots = require "edge.slots"
 
 local ngx = ngx
 local exec = ngx.exec
@@ -20,20 +19,16 @@ local HTTP_LOCATION = "@engine_http"
 local _M = {}
 
 
-local function take(state, backend)
-    if state.slot then
-        slots.release(state.slot, state.weight)
-    end
+local function assign(state, backend)
     state.backend = backend
-    slots.force(backend, state.weight)
-    state.slot = backend
     state.tries = state.tries + 1
 end
 
 
--- The first backend. Returns to let the location that we are in proxy, or goes to another one.
+-- The first backend, its slot taken. Returns to let the location that we are in proxy, or goes to
+-- another one.
 function _M.first(state, backend)
-    take(state, backend)
+    assign(state, backend)
     local var = ngx.var
     if backend.authorization then
         var.edge_authorization = backend.authorization
@@ -56,18 +51,19 @@ end
 -- when there is none (or the request belongs to one engine alone).
 function _M.again(state)
     probe.connect_failed(state.backend, state.model)
+    queue.release(state)
     local tried = state.tried or {}
     state.tried = tried
     tried[state.backend.id] = true
     if state.pinned or state.tries >= MAX_TRIES then
         return
     end
-    local backend = pick.next(state, tried)
+    local backend = queue.take(state)
     if not backend then
         return
     end
 
-    take(state, backend)
+    assign(state, backend)
     request.rename(state, backend)
     request.forget(state)
     ngx.var.edge_authorization = backend.authorization or ""

@@ -5,7 +5,8 @@
 local access_log = require "edge.access_log"
 local live = require "edge.live"
 local metrics = require "edge.metrics"
-local slots = require "edge.slots"
+local pulse = require "edge.pulse"
+local queue = require "edge.queue"
 
 local ngx = ngx
 local byte = string.byte
@@ -71,7 +72,7 @@ local function ending_of(state, status, time)
     end
     if not state.eof then
         -- nginx cut a silent stream, or the engine closed it: the silence tells which.
-        local silent = time - (state.seen or state.started)
+        local silent = time - (state.seen or state.started + state.waited)
         return silent >= state.model.read - 0.05 and "engine_timeout" or "engine_cut"
     end
     if state.sse and state.chunks == 0 then
@@ -86,7 +87,10 @@ local ERROR_ENDINGS = {
     engine_failed = "engine_cut",
     engine_timeout = "engine_timeout",
     edge_error = "edge_error",
+    cancelled = "cancelled",
 }
+-- Endings that an engine is to blame for.
+local FAULTS = { engine_error = true, engine_cut = true, engine_timeout = true }
 
 
 local function classify(state, status, time)
@@ -95,6 +99,9 @@ local function classify(state, status, time)
     end
     if state.error then
         return ERROR_ENDINGS[state.error] or "refused"
+    end
+    if state.cancelled and not state.eof then
+        return "cancelled"
     end
     if state.backend then
         return ending_of(state, status, time)
@@ -159,6 +166,9 @@ local function count(state, facts, status)
     if facts.completion_tokens then
         metrics.add(counters.completion, facts.completion_tokens)
     end
+    if state.backend or state.waited > 0 then
+        metrics.observe("wait", model, state.waited)
+    end
     if state.backend then
         metrics.observe("duration", model, facts.total)
         if state.first and state.sse then
@@ -175,10 +185,7 @@ function _M.run()
         live.begin()
         state = live.finish()
     end
-    if state.slot then
-        slots.release(state.slot, state.weight)
-        state.slot = false
-    end
+    queue.finish(state)
 
     local var = ngx.var
     local time = now()
@@ -193,6 +200,9 @@ function _M.run()
 
     else
         facts.prompt_tokens, facts.completion_tokens = nil, nil
+    end
+    if state.backend and FAULTS[facts.ending] then
+        pulse.fault(state.backend.pulse, state.backend.state_key)
     end
     count(state, facts, status)
     metrics.settle()

@@ -4,17 +4,20 @@
 
 local cjson = require "cjson.safe"
 local fleet_check = require "edge.fleet_check"
+local pulse = require "edge.pulse"
+local states = require "edge.states"
 
 local log = ngx.log
 local ERR = ngx.ERR
 local config_prefix = ngx.config.prefix
 local worker_pid = ngx.worker.pid
+local crc32 = ngx.crc32_long
 local find = string.find
+local floor = math.floor
 local ipairs = ipairs
 local pairs = pairs
 
 local dict = ngx.shared.edge_fleet
-local states = ngx.shared.edge_state
 
 -- One counter for both the fleet and the states of its backends: one look-up per request tells that
 -- nothing moved.
@@ -72,6 +75,13 @@ local function literal(host)
 end
 
 
+-- Four bytes that stand for a backend in the map of prefixes.
+local function tag_of(text)
+    local n = crc32(text)
+    return string.char(n % 256, floor(n / 256) % 256, floor(n / 65536) % 256, floor(n / 16777216))
+end
+
+
 local function build_backend(id, given)
     local served = {}
     for _, name in ipairs(given.served) do
@@ -93,15 +103,64 @@ local function build_backend(id, given)
         served = served,
         key_file = given.key_file,
         key_env = given.key_env,
+        limit = given.limit,
+        weight = given.weight or 1,
+        tier = given.tier or 1,
+        seed = crc32(id),    -- for rendezvous hashing
+        at = 0,              -- its place among the candidates of the request that is being routed
         own_key = "own:" .. pid .. ":" .. id,
         total_key = "total:" .. id,
         -- What is known of an engine is forgotten when the id moves to another one.
         state_key = id .. "@" .. given.scheme .. "://" .. given.host .. ":" .. given.port,
     }
+    backend.pulse = pulse.of(backend.state_key)
+    backend.tag = tag_of(backend.state_key)
     backend.host_header = backend.named and given.host .. ":" .. given.port or nil
     local key = read_key(backend)
     backend.authorization = key and "Bearer " .. key or nil
     return backend
+end
+
+
+-- The requests of a model that wait, counted like the slots of a backend. No backend has such an id.
+local function build_waiting(model_id, given)
+    local id, pid = "queue/" .. model_id, worker_pid()
+    return {
+        id = id,
+        pid = pid,
+        limit = given.max_waiting,
+        own_key = "own:" .. pid .. ":" .. id,
+        total_key = "total:" .. id,
+    }
+end
+
+
+-- How the engines are looked after, in seconds.
+local PROBE = { interval = 1, metrics = 2, window = 5, idle = 30, suspect = 5, answer = 5 }
+
+
+local function build_probe(given)
+    local probe = {}
+    for name, default in pairs(PROBE) do
+        local ms = given[name .. "_ms"]
+        probe[name] = ms and ms / 1000 or default
+    end
+    return probe
+end
+
+
+local function add_backends(model, ids, fleet)
+    local place = {}
+    for i, id in ipairs(ids) do
+        local backend = fleet.backends[id]
+        model.backends[i] = backend
+        model.by_tag[backend.tag] = backend
+        model.limited = model.limited or backend.limit ~= nil
+        place[backend] = i
+    end
+    table.sort(model.backends, function(a, b)
+        return a.tier < b.tier or a.tier == b.tier and place[a] < place[b]
+    end)
 end
 
 
@@ -111,6 +170,7 @@ local function build_fleet(text)
         version = given.version,
         timers = given.timers ~= false,
         dns = parse_dns(given.dns or {}),
+        probe = build_probe(given.probe or {}),
         default_model = given.default_model,
         names = given.names,
         models = {},
@@ -128,14 +188,20 @@ local function build_fleet(text)
             connect = model.connect_ms / 1000,
             send = model.send_ms / 1000,
             read = model.read_ms / 1000,
+            wait = model.wait_ms / 1000,
+            waiting = build_waiting(id, model),
+            limited = false,
             names = model.names,
             loras = model.loras or {},
-            backends = {},
+            is_own = {},         -- its own names, as a set: others are adapters
+            backends = {},       -- in the order of their tiers
+            by_tag = {},
             ready = {},
         }
-        for i, backend_id in ipairs(model.backends) do
-            built.backends[i] = fleet.backends[backend_id]
+        for _, name in ipairs(model.names) do
+            built.is_own[name] = true
         end
+        add_backends(built, model.backends, fleet)
         fleet.models[id] = built
         fleet.list[#fleet.list + 1] = built
         single, count = id, count + 1
@@ -145,42 +211,6 @@ local function build_fleet(text)
         fleet.default_model = single
     end
     return fleet
-end
-
-
--- Adapters that an engine says it has loaded, as a set of names.
-local function adapters_of(backend)
-    local set = {}
-    local reported = cjson.decode(states:get("reported:" .. backend.state_key) or "{}")
-    for _, name in ipairs(reported.adapters or {}) do
-        set[name] = true
-    end
-    return set
-end
-
-
--- State, address and readiness of every backend, as the probing worker last wrote them.
-local function refresh_states(fleet)
-    fleet.adapters = {}
-    for _, model in pairs(fleet.models) do
-        local ready, n = {}, 0
-        for _, backend in ipairs(model.backends) do
-            backend.state = states:get("state:" .. backend.state_key) or "starting"
-            backend.probed = states:get("since:" .. backend.state_key) ~= nil
-            if backend.named then
-                backend.address = states:get("address:" .. backend.host) or backend.address
-            end
-            backend.adapters = adapters_of(backend)
-            for name in pairs(backend.adapters) do
-                fleet.adapters[name] = model.id
-            end
-            if backend.address and (backend.state == "ready" or not backend.probed) then
-                n = n + 1
-                ready[n] = backend
-            end
-        end
-        model.ready, model.ready_count = ready, n
-    end
 end
 
 
@@ -195,8 +225,9 @@ function _M.current()
     if fleet_tick ~= fleet_tick_cache then
         snapshot_cache = build_fleet(dict:get(JSON))
         fleet_tick_cache = fleet_tick
+        pulse.keep(snapshot_cache)
     end
-    refresh_states(snapshot_cache)
+    states.refresh(snapshot_cache)
     tick_cache = tick
     return snapshot_cache
 end

@@ -18,6 +18,15 @@ local function check_backend(id, backend, models)
     then
         return "backend " .. id .. " needs scheme, host, port, addresses, name and served"
     end
+    if backend.limit ~= nil and (type(backend.limit) ~= "number" or backend.limit < 1) then
+        return "the limit of backend " .. id .. " is not a number from 1"
+    end
+    for _, key in ipairs({ "weight", "tier" }) do
+        local value = backend[key]
+        if value ~= nil and (type(value) ~= "number" or value < 1) then
+            return "the " .. key .. " of backend " .. id .. " is not a number from 1"
+        end
+    end
     if not models[backend.model] then
         return "backend " .. id .. " names the unknown model " .. tostring(backend.model)
     end
@@ -28,8 +37,10 @@ local function check_model(id, model, backends)
     if type(model) ~= "table" or type(model.backends) ~= "table" or type(model.names) ~= "table"
         or type(model.connect_ms) ~= "number" or type(model.send_ms) ~= "number"
         or type(model.read_ms) ~= "number" or type(model.policy) ~= "string"
+        or type(model.max_waiting) ~= "number" or type(model.wait_ms) ~= "number"
     then
-        return "model " .. id .. " needs policy, names, backends, connect_ms, send_ms and read_ms"
+        return "model " .. id .. " needs policy, names, backends, connect_ms, send_ms, read_ms,"
+            .. " max_waiting and wait_ms"
     end
     for _, backend_id in ipairs(model.backends) do
         if not backends[backend_id] then

@@ -33,6 +33,8 @@ end
 function _M.begin()
     local state = {
         started = start_time(),
+        id = false,          -- as in the log and in X-Request-Id
+        cancelled = false,   -- an operator ends it
         error = false,       -- openai: the code of an error that the edge itself answered with
         -- access and request
         route = false,
@@ -42,8 +44,10 @@ function _M.begin()
         previous = false,    -- the response that this request continues
         reported = false,    -- that name is known from the engines only
         backend = false,
-        pinned = false,      -- only this backend can answer
+        pinned = false,      -- id of the only backend that can answer
         weight = 1,          -- how many sequences it asks for: n × prompts
+        session = false,     -- what the requests of one session have in common, a number
+        chain = false,       -- the hashes of its prompt
         slot = false,        -- the backend whose slot (of this weight) this request holds
         text = false,        -- the body, until it is known whether it must change
         from_file = false,
@@ -51,6 +55,10 @@ function _M.begin()
         name_last = false,
         field = false,       -- where the model stands in a multipart body
         body_size = 0,
+        -- queue; times in seconds
+        ticket = false,      -- its place in a line, while it waits
+        deadline = false,
+        waited = 0,
         -- dispatch
         tries = 0,
         tried = false,
@@ -86,6 +94,12 @@ end
 -- True when this worker has no connection left to an engine: nginx would reset clients then.
 function _M.full()
     return live_count > live_limit
+end
+
+
+-- All requests of this worker, by an address that says nothing.
+function _M.all()
+    return live_cache
 end
 
 

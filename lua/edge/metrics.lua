@@ -19,6 +19,7 @@ local dict = ngx.shared.edge_metrics
 local SIZE = "size"
 local INDEX = "index/"
 -- Upper bounds in seconds.
+local QUEUE_WAITS = { 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120 }
 local WAITS = { 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60 }
 local GAPS = { 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2 }
 local TOTALS = { 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300, 600 }
@@ -36,6 +37,10 @@ local FAMILIES = {
         name = "signalbox_connect_retries_total", kind = "counter",
         help = "Requests offered to another engine after a failed connect.",
     },
+    wait = {
+        name = "signalbox_queue_wait_seconds", kind = "histogram", bounds = QUEUE_WAITS,
+        help = "Time that a request waited for a backend below its limit.",
+    },
     ttft = {
         name = "signalbox_ttft_seconds", kind = "histogram", bounds = WAITS,
         help = "Time from the request's arrival to the first event that is not a comment.",
@@ -49,7 +54,7 @@ local FAMILIES = {
         help = "Time from the request's arrival to its last byte.",
     },
 }
-local ORDER = { "requests", "tokens", "retries", "ttft", "itl", "duration" }
+local ORDER = { "requests", "tokens", "retries", "wait", "ttft", "itl", "duration" }
 
 
 local _M = {}
@@ -120,7 +125,7 @@ local function make_histogram(family, model)
 end
 
 
-local histograms_cache = { ttft = {}, itl = {}, duration = {} }
+local histograms_cache = { wait = {}, ttft = {}, itl = {}, duration = {} }
 
 
 local function histogram_of(family, model)

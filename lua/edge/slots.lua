@@ -8,6 +8,7 @@
 
 local log = ngx.log
 local ERR = ngx.ERR
+local find = string.find
 
 local dict = ngx.shared.edge_slots
 
@@ -117,7 +118,7 @@ function _M.reap(pid)
         local held = dict:get(own) or 0
         if held ~= 0 then
             add("total:" .. id, -held)
-            freed = freed + held
+            freed = freed + (find(id, "queue/", 1, true) and 0 or held)
         end
         dict:delete(own)
         ids[#ids + 1] = id

@@ -6,8 +6,9 @@ local ffi = require "ffi"
 require "resty.core.param"  -- declares the two functions used below
 local base = require "resty.core.base"
 local live = require "edge.live"
+local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
-local slots = require "edge.slots"
+local queue = require "edge.queue"
 
 local C = ffi.C
 local ffi_string = ffi.string
@@ -27,6 +28,12 @@ local COLON, NEWLINE = 58, 10
 local FFI_OK = 0
 local USAGE = '"usage":{'
 local USAGE_SIZE = #USAGE
+-- How vLLM ends what it gives up when it is told to stop: with status 200 and [DONE]. Inside of
+-- generated text the quotes are escaped.
+local ABORT = ':"abort"'
+local ABORT_SIZE = #ABORT
+local ABORTS = { '"finish_reason":"abort"', '"stop_reason":"abort"' }
+local NGX_ERROR = ngx.ERROR
 -- An event longer than this that is split over reads is searched only in its last part.
 local CARRY = 4096
 local RESPONSE_TTL = 3600
@@ -92,7 +99,9 @@ local function slow(state, text, time)
         end
         at = find(text, USAGE, at + USAGE_SIZE, true)
     end
-    if state.sse and find(text, state.fault, 1, true) then
+    if state.sse and find(text, state.fault, 1, true)
+        or find(text, ABORTS[1], 1, true) or find(text, ABORTS[2], 1, true)
+    then
         state.error_event = true
     end
     if state.sse and sub(text, -1) == "\n" and not state.makes then
@@ -116,16 +125,16 @@ function _M.run()
         return
     end
 
+    if state.cancelled then
+        return NGX_ERROR  -- nginx drops both sides
+    end
     local request = get_request()
     if C.ngx_http_lua_ffi_get_body_filter_param_eof(request) == 1 then
         state.eof = true
         state.ended = now()
         -- The engine is done. The log phase may come seconds later: a worker that drains, or a client
         -- that asked to close, keeps the request until the client has closed its side.
-        if state.slot then
-            slots.release(state.slot, state.weight)
-            state.slot = false
-        end
+        queue.release(state)
     end
     size_p[0] = 0
     local whole = buffer_of(request)
@@ -143,6 +152,7 @@ function _M.run()
         -- The usual read of a stream: whole events, looked at in place.
         if C.memmem(data, size, USAGE, USAGE_SIZE) ~= nil
             or C.memmem(data, size, state.fault, #state.fault) ~= nil
+            or C.memmem(data, size, ABORT, ABORT_SIZE) ~= nil
         then
             slow(state, ffi_string(data, size), time)
         end
@@ -160,6 +170,10 @@ function _M.run()
         end
     end
 
+    state.backend.pulse.heard = time
+    if time >= live_view.due then
+        live_view.tick()
+    end
     local last = state.last
     state.last = time
     state.chunks = state.chunks + 1

