@@ -100,7 +100,7 @@ local function prefix(state, candidates, n)
     if not state.chain or not least then
         return least
     end
-    return prefix_map.choose(state.chain, state.model.by_tag, candidates, scores_cache, least)
+    return prefix_map.choose(state.chain, state.model.by_tag, candidates, n, scores_cache, least)
 end
 
 

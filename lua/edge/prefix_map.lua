@@ -36,13 +36,13 @@ end
 
 
 -- The candidate with the least score among the holders, by index, or nil. Candidates know their index
--- (`at`); others that hold it are down, full, or gone.
-local function best_of(holders, by_tag, candidates, scores)
+-- (`at`), which is stale in backends that are none: down, tried, of another tier.
+local function best_of(holders, by_tag, candidates, n, scores)
     local best, least = nil, math.huge
     for first = 1, #holders, TAG_BYTES do
         local backend = by_tag[sub(holders, first, first + TAG_BYTES - 1)]
         local index = backend and backend.at
-        if index and candidates[index] == backend and scores[index] < least then
+        if index and index <= n and candidates[index] == backend and scores[index] < least then
             best, least = index, scores[index]
         end
     end
@@ -62,16 +62,17 @@ local function learn(chain, known, tag)
 end
 
 
--- The index of the candidate for a prompt: the holder of its longest known beginning whose score is
--- close enough to the least, else the candidate at `least`. The choice is remembered.
-function _M.choose(chain, by_tag, candidates, scores, least)
+-- The index, of candidates[1..n], for a prompt: the holder of its longest known beginning whose score
+-- is close enough to the least, else the candidate at `least`. The choice is remembered.
+function _M.choose(chain, by_tag, candidates, n, scores, least)
     local chosen, known = least, 0
     local least_score = scores[least]
     for i = chain.n, 1, -1 do
         local holders, flags = dict:get(chain[i])
         holders_cache[i], flags_cache[i] = holders or "", flags
-        local index = holders and best_of(holders, by_tag, candidates, scores)
-        if index and within(scores[index], least_score, flags == WHOLE and MARGIN_OWN or MARGIN_SHARED) then
+        local index = holders and best_of(holders, by_tag, candidates, n, scores)
+        local margin = flags == WHOLE and MARGIN_OWN or MARGIN_SHARED
+        if index and within(scores[index], least_score, margin) then
             chosen, known = index, i
             break
         end

@@ -45,7 +45,7 @@ def test_lines_of_keys_and_of_what_is_not_written(tmp_path: Path) -> None:
             "models.m.timeouts.raed: unknown key 'raed'. Did you mean 'read'?",
         ),
         (("models", "m", "source"), {"package": "a==1", "gguf": "a.gguf", "ggfu": 1}, "Did you mean 'gguf'?"),
-        (("models", "m", "routing"), {"policy": "round-robin"}, "must be 'least_loaded' or 'round_robin', not"),
+        (("models", "m", "routing"), {"policy": "round-robin"}, "'random_two' or 'round_robin', not"),
         (("models", "m", "routing"), {"policy": "round-robin"}, "Did you mean 'round_robin'?"),
         (("edge", "log"), {"level": "warning"}, "Did you mean 'warn'?"),
         (("edge", "keys"), "keys.yaml", "edge.keys: must be 'none', not 'keys.yaml'."),

@@ -132,12 +132,13 @@ def test_null_means_absent(alphabet: Alphabet, extra: dict[str, Any]) -> None:
 
 def test_simultaneous_requests_spread_over_the_engines(alphabet: Alphabet) -> None:
     """Balancing state kept per worker sends simultaneous requests of all workers to the same first engine."""
+    with Edge(one_model("alpha", *alphabet.alphas, policy="least_loaded")) as edge:
 
-    def where(_: int) -> str:
-        answer = alphabet.edge.post(CHAT, chat("alpha", echo=True, headers_after_ms=400), new_connection=True)
-        return str(answer.json()["instance"])
+        def where(_: int) -> str:
+            answer = edge.post(CHAT, chat("alpha", echo=True, headers_after_ms=400), new_connection=True)
+            return str(answer.json()["instance"])
 
-    instances = at_once(8, where)
+        instances = at_once(8, where)
     assert sorted(instances.count(one) for one in set(instances)) == [4, 4]
 
 
