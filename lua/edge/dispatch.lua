@@ -1,6 +1,6 @@
--- Hands a request to a backend whose slot it has: name in the body, what the engine's side needs, and the
--- location that proxies there. The same way for the first backend and, after a failed connect,
--- for the next one, whatever name, scheme or key that one has.
+-- Hands a request to a backend whose slot it has: name in the body, what the engine's side needs,
+-- and the location that proxies there. The same way for the first backend and, after a failed
+-- connect, for the next one, whatever name, scheme or key that one has.
 
 local probe = require "edge.probe"
 local queue = require "edge.queue"

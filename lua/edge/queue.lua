@@ -36,11 +36,13 @@ local function choose(state)
     if not state.pinned then
         return pick.choose(state, state.tried)
     end
-    local backend = current.backends[state.pinned]
-    if not backend or not backend.address or backend.state == "down" then
-        return nil, "none"
+    for i = 1, model.ready_count do
+        local backend = model.ready[i]
+        if backend.id == state.pinned then
+            return slots.has_room(backend, state.weight) and backend or nil, "full"
+        end
     end
-    return slots.has_room(backend, state.weight) and backend or nil, "full"
+    return nil, "none"
 end
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from control.edge.snapshot import snapshot
 from control.fleet.address import is_host, is_loopback, overlap, split_listen, split_url
 from control.fleet.resolve import addresses, resolve_backends
 from control.fleet.schema import PackagedModel
-from tests.support.fleet_yaml import FULL, fleet_of, make_files
+from tests.support.fleet_yaml import FULL, fleet_of, make_files, problems_of
 
 
 def test_the_full_fleet(tmp_path: Path) -> None:
@@ -54,6 +55,41 @@ models:
     assert other.served == ("m", "lora")
     assert third.served == ("real", "lora")
     assert (other.port, third.port) == (8000, 443)
+
+
+def test_limits_are_written_or_follow_from_the_engine(tmp_path: Path) -> None:
+    """An engine's own number of sequences plus two; of an engine that somebody else runs nothing is known."""
+    text = """\
+hosts: {here: {local: true}}
+models:
+  m:
+    engine: {command: [server], max_num_seqs: 16}
+    backends:
+      - {host: here, port: 8101}
+      - {host: here, port: 8102, limit: 5}
+      - {url: "http://a"}
+      - {url: "http://b", limit: 7}
+  unknown:
+    engine: {command: [server]}
+    backends: [{host: here, port: 8103}]
+"""
+    loaded = fleet_of(tmp_path, text)
+    backends = resolve_backends(loaded)
+    assert [backend.limit for backend in backends] == [18, 5, None, 7, None]
+    content = snapshot(loaded.fleet, backends, {}, version=1)
+    assert [one.get("limit") for one in content["backends"].values()] == [18, 5, None, 7, None]
+    assert (content["models"]["m"]["max_waiting"], content["models"]["m"]["wait_ms"]) == (256, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("limit", 0), ("limit", -1), ("limit", "4"), ("max_waiting", 0), ("max_waiting", 100_001), ("timeout", "0s")],
+)
+def test_limits_and_queues_of_nothing_are_refused(tmp_path: Path, setting: str, value: object) -> None:
+    backend = {"url": "http://a", **({"limit": value} if setting == "limit" else {})}
+    queue = {} if setting == "limit" else {setting: value}
+    problems = problems_of(tmp_path, {"models": {"m": {"queue": queue, "backends": [backend]}}})
+    assert len(problems) == 1 and setting in str(problems[0])
 
 
 def test_ids_are_unique_and_fit_for_file_names(tmp_path: Path) -> None:
