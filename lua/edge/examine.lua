@@ -10,6 +10,7 @@ local states = require "edge.states"
 
 local concat = table.concat
 local find = string.find
+local gsub = string.gsub
 local ipairs = ipairs
 local min = math.min
 local now = ngx.now
@@ -73,7 +74,9 @@ local function learn_models(backend, engine, status, body)
             end
         end
     end
-    engine_state.listed(engine, 200, found, concat(names, ", ", 1, min(#names, 3)))
+    -- An engine says what it likes; this reaches a page, a terminal and a log.
+    local some = gsub(concat(names, ", ", 1, min(#names, 3)), "[^%w%p ]", "?")
+    engine_state.listed(engine, 200, found, some)
     local text = cjson.encode({ names = names, adapters = adapters, max_model_len = max_model_len })
     if dict:get("reported:" .. backend.state_key) ~= text then
         states.set("reported:" .. backend.state_key, text)

@@ -1,5 +1,5 @@
--- A GET to an engine over a cosocket, for probes. Connections are kept, so that probing opens none
--- per look.
+-- A request to an engine over a cosocket, for probes. Connections are kept, so that probing opens
+-- none per look.
 
 local tcp = ngx.socket.tcp
 local find = string.find
@@ -95,9 +95,16 @@ local function handshake(sock, peer)
 end
 
 
--- GET `path` from peer {address, port, scheme, host, verify, authorization}; time-outs in ms.
--- Returns status, body; or nil and why.
-function _M.get(peer, path, connect_ms, read_ms)
+local function send(sock, peer, method, path, content)
+    return sock:send(method .. " " .. path .. " HTTP/1.1\r\nHost: " .. peer.host .. ":" .. peer.port
+        .. "\r\nUser-Agent: signalbox\r\nAccept: */*\r\n"
+        .. (peer.authorization and "Authorization: " .. peer.authorization .. "\r\n" or "")
+        .. (content and "Content-Type: application/json\r\nContent-Length: " .. #content .. "\r\n" or "")
+        .. "\r\n" .. (content or ""))
+end
+
+
+local function request(peer, method, path, content, connect_ms, read_ms)
     local sock = tcp()
     sock:settimeouts(connect_ms, read_ms, read_ms)
     local pool = peer.scheme .. ":" .. peer.host .. ":" .. peer.address .. ":" .. peer.port
@@ -112,10 +119,7 @@ function _M.get(peer, path, connect_ms, read_ms)
         return nil, err
     end
 
-    local request = "GET " .. path .. " HTTP/1.1\r\nHost: " .. peer.host .. ":" .. peer.port
-        .. "\r\nUser-Agent: signalbox\r\nAccept: */*\r\n"
-        .. (peer.authorization and "Authorization: " .. peer.authorization .. "\r\n" or "") .. "\r\n"
-    ok, err = sock:send(request)
+    ok, err = send(sock, peer, method, path, content)
     local line = ok and nil
     if ok then
         line, err = sock:receive("*l")
@@ -142,6 +146,19 @@ function _M.get(peer, path, connect_ms, read_ms)
         sock:close()
     end
     return status, body
+end
+
+
+-- GET `path` from peer {address, port, scheme, host, verify, authorization}; time-outs in ms.
+-- Returns status, body; or nil and why.
+function _M.get(peer, path, connect_ms, read_ms)
+    return request(peer, "GET", path, nil, connect_ms, read_ms)
+end
+
+
+-- POST `content`, a JSON text, likewise.
+function _M.post(peer, path, content, connect_ms, read_ms)
+    return request(peer, "POST", path, content, connect_ms, read_ms)
 end
 
 

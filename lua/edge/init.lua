@@ -9,6 +9,7 @@ local failure = require "edge.failure"
 local fleet = require "edge.fleet"
 local janitor = require "edge.janitor"
 local live = require "edge.live"
+local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
 local probe = require "edge.probe"
 local stream = require "edge.stream"
@@ -39,6 +40,7 @@ function _M.init_worker()
     metrics.init_worker()
     janitor.init_worker()
     probe.init_worker()
+    live_view.init_worker()
 end
 
 

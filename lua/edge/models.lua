@@ -3,8 +3,8 @@
 
 local json_scan = require "edge.json_scan"
 local openai = require "edge.openai"
-local probe = require "edge.probe"
 local request = require "edge.request"
+local states = require "edge.states"
 local utf8 = require "edge.utf8"
 
 local concat = table.concat
@@ -40,7 +40,7 @@ local function names_of(model)
             names[#names + 1] = name
         end
     end
-    for _, list in ipairs({ model.names, model.loras, probe.adapters(model) }) do
+    for _, list in ipairs({ model.names, model.loras, states.adapters(model) }) do
         for _, name in ipairs(list) do
             add(name)
         end
@@ -52,7 +52,7 @@ end
 local function list(fleet)
     local entries, seen = {}, {}
     for _, model in ipairs(fleet.list) do
-        local facts = probe.facts(model)
+        local facts = states.facts(model)
         local names = names_of(model)
         sort(names)
         for _, name in ipairs(names) do
@@ -75,7 +75,7 @@ function _M.answer(state, fleet, id)
         return openai.refuse(state, 404, "model_not_found", "The model '" .. utf8.clip(id, 128)
             .. "' does not exist. GET /v1/models lists all.", { param = "model" })
     end
-    return openai.answer(entry(id, model.id, probe.facts(model)))
+    return openai.answer(entry(id, model.id, states.facts(model)))
 end
 
 

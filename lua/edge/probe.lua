@@ -1,172 +1,215 @@
--- What state each backend is in. One worker asks the engines once a second and writes the answers
--- to a dictionary; all workers read them there. States: starting (never answered yet), ready, down.
+-- Looks after the engines. One worker leads: it examines each engine (examine.lua), judges
+-- (engine_state.lua) and stores what it found (states.lua); all workers read it there. Another
+-- worker takes over when the leader goes.
 
-local cjson = require "cjson.safe"
+local engine_state = require "edge.engine_state"
+local examine = require "edge.examine"
 local fleet = require "edge.fleet"
-local http_get = require "edge.http_get"
+local leader = require "edge.leader"
+local pulse = require "edge.pulse"
 local resolve = require "edge.resolve"
+local slots = require "edge.slots"
+local states = require "edge.states"
 
+local at = ngx.timer.at
 local every = ngx.timer.every
-local exiting = ngx.worker.exiting
-local find = string.find
+local leads = leader.leads
 local ipairs = ipairs
 local log = ngx.log
+local max = math.max
 local now = ngx.now
 local pairs = pairs
 local spawn = ngx.thread.spawn
 local wait = ngx.thread.wait
-local type = type
 local ERR = ngx.ERR
-local NOTICE = ngx.NOTICE
 
 local dict = ngx.shared.edge_state
 
-local INTERVAL = 1
--- The models that an engine lists are asked for this often, in seconds.
-local MODELS_INTERVAL = 15
+-- How often a worker sees whether an engine's turn has come, in seconds.
+local TICK = 0.25
+local LOADS_INTERVAL = 1
 -- Seconds that a backend stays down whose connects fail though probes pass.
 local HOLD = 5
-local CONNECT_MS, READ_MS = 2000, 5000
--- So many engines are asked at a time.
-local WAVE = 64
--- Misses in a row until a ready engine counts as down. A busy engine answers late: that takes more.
-local REFUSED_MISSES, LATE_MISSES = 2, 4
+-- So many engines are asked, and so many tried, at a time.
+local WAVE, MAX_TRIALS = 64, 32
+-- Reading /metrics of a large fleet must not fill a core: seconds more per engine.
+local METRICS_COST = 0.01
 
 
 local _M = {}
 
+-- Of the leader: what it knows of each engine, by state_key.
+local engines_cache = {}
+local fleet_cache
+local trials_cache = 0
+-- Of every worker: when it reads the engines' own numbers again, which choosing needs.
+local loads_at = 0
 
-local function set(key, value)
-    local ok, err = dict:safe_set(key, value)
-    if not ok then
-        log(ERR, "edge: probe: could not store ", key, ": ", err)
-    end
-end
 
-
-local function change(backend, state, reason)
+local function engine_of(backend)
     local key = backend.state_key
-    local was = dict:get("state:" .. key)
-    if was == state and dict:get("reason:" .. key) == reason then
-        return
+    local engine = engines_cache[key]
+    if not engine then
+        engine = engine_state.new(dict:get("moved:" .. key) or now(), not examine.is_blind(backend))
+        local state, reason, since = states.of(backend)
+        if since then
+            engine_state.adopt(engine, state, reason)
+            engine.stalled_from = dict:get("stalled:" .. key) or false
+        end
+        engines_cache[key] = engine
     end
-    set("reason:" .. key, reason)
-    if was ~= state or not dict:get("since:" .. key) then
-        set("state:" .. key, state)
-        set("since:" .. key, now())
-        log(NOTICE, "edge: backend ", backend.id, " is ", state, reason ~= "" and ": " or "", reason)
+    return engine
+end
+
+
+local function store(backend, engine)
+    local state, reason = engine_state.judge(engine)
+    if states.change(backend, state, reason) then
         fleet.touch()
     end
 end
 
 
-local function failed(backend, reason)
-    local misses = dict:incr("misses:" .. backend.state_key, 1, 0) or 1
-    local was = dict:get("state:" .. backend.state_key) or "starting"
-    local allowed = find(reason, "timeout", 1, true) and LATE_MISSES or REFUSED_MISSES
-    if was == "ready" and misses < allowed then
+local function ask(backend, engine, settings)
+    local status, err = examine.generate(backend, settings)
+    engine_state.trial_ended(engine, status, err, now(), settings)
+    if leads() then
+        store(backend, engine)
+    end
+end
+
+
+local function try(premature, backend, engine, settings)
+    local ok, err = true, nil
+    if not premature then
+        ok, err = pcall(ask, backend, engine, settings)
+    end
+    engine.trying = false
+    trials_cache = trials_cache - 1
+    if not ok then
+        log(ERR, "edge: probe: trying ", backend.id, " failed: ", err)
+    end
+end
+
+
+local function begin_trial(backend, engine, settings)
+    local ok, err = at(0, try, backend, engine, settings)
+    if not ok then
+        log(ERR, "edge: probe: could not try ", backend.id, ": ", err)
         return
     end
-    change(backend, was == "starting" and "starting" or "down", reason)
+    engine_state.trial_begins(engine, now())
+    trials_cache = trials_cache + 1
 end
 
 
--- Stores what an engine says it serves.
-local function learn_models(backend, body)
-    local answer = cjson.decode(body)
-    if type(answer) ~= "table" or type(answer.data) ~= "table" then
-        return
+-- What passive results and the clock say, and a trial if it is due.
+local function weigh(backend, engine, settings)
+    local key = backend.state_key
+    if dict:get("refused:" .. key) then
+        dict:delete("refused:" .. key)
+        engine_state.connect_failed(engine)
     end
-    local names, adapters, max_model_len = {}, {}, nil
-    for i, item in ipairs(answer.data) do
-        if i > 1000 then
-            break
-        end
-        if type(item) == "table" and type(item.id) == "string" and #item.id <= 256 then
-            names[#names + 1] = item.id
-            if type(item.parent) == "string" then
-                adapters[#adapters + 1] = item.id
-
-            elseif type(item.max_model_len) == "number" then
-                max_model_len = item.max_model_len
-            end
-        end
+    local heard, faults = pulse.take(backend)
+    engine_state.passed(engine, slots.in_flight(backend), heard, faults, now(), settings)
+    if trials_cache < MAX_TRIALS and engine_state.wants_trial(engine, now(), settings) then
+        begin_trial(backend, engine, settings)
     end
-    local text = cjson.encode({ names = names, adapters = adapters, max_model_len = max_model_len })
-    if dict:get("reported:" .. backend.state_key) ~= text then
-        set("reported:" .. backend.state_key, text)
-        fleet.touch()
-    end
+    -- For the worker that may take over.
+    states.set("moved:" .. key, engine.moved)
+    states.set("stalled:" .. key, engine.stalled_from)
+    store(backend, engine)
 end
 
 
-local function peer_of(backend)
-    -- With a CA of its own the certificate is checked where requests pass; a probe then carries no
-    -- key.
-    local verify = not backend.own_ca
-    return {
-        address = backend.address,
-        port = backend.port,
-        scheme = backend.scheme,
-        host = backend.host,
-        verify = verify,
-        authorization = verify and backend.authorization or nil,
-    }
-end
-
-
-local function probe(backend, current)
+local function look(backend, engine, current, metrics_interval)
+    local settings = current.probe
     local address = resolve.address(backend, current.dns)
     if not address then
-        return failed(backend, "the name " .. backend.host .. " does not resolve")
+        local reason = "the name " .. backend.host .. " does not resolve"
+        return engine_state.missed(engine, reason, false, now(), settings)
     end
     if address ~= backend.address then
-        set("address:" .. backend.host, address)
+        states.set("address:" .. backend.host, address)
         backend.address = address
         fleet.touch()
     end
 
-    local peer = peer_of(backend)
-    local status, err = http_get.get(peer, "/health", CONNECT_MS, READ_MS)
-    if not status then
-        return failed(backend, err)
-    end
-    if status >= 500 then
-        return failed(backend, "/health answered " .. status)
-    end
-    set("misses:" .. backend.state_key, 0)
-    if not dict:get("held:" .. backend.state_key) then
-        change(backend, "ready", "")
-    end
-
-    fleet.check_key(backend)
-    if dict:add("asked:" .. backend.state_key, true, MODELS_INTERVAL) then
-        local body
-        status, body = http_get.get(peer, "/v1/models", CONNECT_MS, READ_MS)
-        if status == 200 then
-            learn_models(backend, body)
-        end
+    if examine.health(backend, engine, settings) then
+        weigh(backend, engine, settings)
+        fleet.check_key(backend)
+        examine.models(backend, engine, settings)
+        examine.metrics(backend, engine, settings, metrics_interval)
     end
 end
 
 
-local function probe_all(premature)
-    if premature or exiting() or not dict:add("probing", true, INTERVAL - 0.05) then
+local function look_after(backend, engine, current, metrics_interval)
+    local ok, err = pcall(look, backend, engine, current, metrics_interval)
+    if not ok then
+        log(ERR, "edge: probe: looking at ", backend.id, " failed: ", err)
+    end
+    engine.looked = now()
+    engine.looking = false
+    if leads() then
+        weigh(backend, engine, current.probe)
+    end
+end
+
+
+-- Forgets engines that have left the fleet.
+local function prune(current)
+    if fleet_cache == current then
         return
+    end
+    fleet_cache = current
+    local kept = {}
+    for _, backend in pairs(current.backends) do
+        kept[backend.state_key] = engines_cache[backend.state_key]
+    end
+    engines_cache = kept
+end
+
+
+local function look_at_all(premature)
+    pulse.publish()
+    if now() >= loads_at then
+        loads_at = now() + LOADS_INTERVAL
+        states.refresh_loads(fleet.current())
+    end
+    local leading, new = leads()
+    if premature or not leading then
+        return
+    end
+    if new then
+        engines_cache = {}
     end
     local current = fleet.current()
     if not current.timers then
         return
     end
-    local threads, n = {}, 0
+    prune(current)
+    local settings, list = current.probe, {}
     for _, backend in pairs(current.backends) do
-        n = n + 1
-        threads[n] = spawn(probe, backend, current)
-        if n == WAVE then
-            for i = 1, n do
-                wait(threads[i])
+        list[#list + 1] = backend
+    end
+    local metrics_interval = max(settings.metrics, METRICS_COST * #list)
+    local threads, n = {}, 0
+    for _, backend in ipairs(list) do
+        local engine = engine_of(backend)
+        if engine.looking then
+            weigh(backend, engine, settings)  -- its answer is outstanding; time goes on
+
+        elseif now() - (engine.looked or 0) >= settings.interval then
+            engine.looking = true
+            n = n + 1
+            threads[n] = spawn(look_after, backend, engine, current, metrics_interval)
+            if n == WAVE then
+                for i = 1, n do
+                    wait(threads[i])
+                end
+                threads, n = {}, 0
             end
-            threads, n = {}, 0
         end
     end
     for i = 1, n do
@@ -175,10 +218,14 @@ local function probe_all(premature)
 end
 
 
--- A request could not connect. The last ready engine is left in: only the probes judge that one.
+-- A request could not connect. The last engine that takes requests is left in: only the probes
+-- judge that one.
 function _M.connect_failed(backend, model)
-    if model.ready_count > 1 and backend.state == "ready" then
-        change(backend, "down", "a request could not connect")
+    if model.ready_count > 1 and engine_state.SERVING[backend.state] then
+        states.set("refused:" .. backend.state_key, true)
+        if states.change(backend, "down", "a request could not connect") then
+            fleet.touch()
+        end
         if backend.own_ca then
             -- Probes do not check this certificate: they would call it ready at once.
             dict:set("held:" .. backend.state_key, true, HOLD)
@@ -187,54 +234,13 @@ function _M.connect_failed(backend, model)
 end
 
 
-local function reported(backend)
-    local text = dict:get("reported:" .. backend.state_key)
-    return text and cjson.decode(text) or { names = {}, adapters = {} }
-end
-
-
--- Names of adapters that engines of a model say they have loaded.
-function _M.adapters(model)
-    local names = {}
-    for _, backend in ipairs(model.backends) do
-        for _, name in ipairs(reported(backend).adapters) do
-            names[#names + 1] = name
-        end
-    end
-    return names
-end
-
-
--- Facts for /v1/models: max_model_len when an engine said it.
-function _M.facts(model)
-    for _, backend in ipairs(model.backends) do
-        local max = reported(backend).max_model_len
-        if max then
-            return { max_model_len = max }
-        end
-    end
-    return {}
-end
-
-
--- One backend for /state.
-function _M.describe(backend)
-    return {
-        state = dict:get("state:" .. backend.state_key) or "starting",
-        reason = dict:get("reason:" .. backend.state_key) or "not probed yet",
-        since = dict:get("since:" .. backend.state_key),
-        reported = reported(backend).names,
-    }
-end
-
-
 function _M.init_worker()
-    local ok, err = every(INTERVAL, probe_all)
+    local ok, err = every(TICK, look_at_all)
     if not ok then
         log(ERR, "edge: probe: could not start: ", err)
     end
     -- The first look at once: a fresh edge knows its engines before its first second is over.
-    ok, err = ngx.timer.at(0, probe_all)
+    ok, err = at(0, look_at_all)
     if not ok then
         log(ERR, "edge: probe: could not start: ", err)
     end

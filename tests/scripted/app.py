@@ -77,6 +77,7 @@ class App:
         for one in (task, watch):
             one.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
+        call.end()
         engine.running -= work
         (engine.aborted if left else engine.finished)[path] += 1
         if work and not left:
@@ -102,6 +103,7 @@ class App:
         handler = GENERATING.get(path) or READING.get(path)
         if method == "POST" and handler:
             _read_body(call)
+            call.begin(call.json["n"] if isinstance(call.json.get("n"), int) else 1)
             if await _spoiled(call):
                 return
             await handler(call)
@@ -117,14 +119,15 @@ class App:
     async def _get(self, call: Call) -> None:
         engine, path = self.engine, call.path
         if path == "/health":
+            await asyncio.sleep(engine.health_delay_ms / 1000)
             await call.answer(engine.health_status, None)
         elif path == "/version":
             await call.answer(200, {"version": "0.32.0", "scripted": True})
         elif path == "/load":
             await call.answer(200, {"server_load": engine.running})
         elif path == "/metrics":
-            data = exposition(engine)
-            await call.start(200, ((b"content-length", str(len(data)).encode()),
+            data = engine.stale or exposition(engine)
+            await call.start(engine.metrics_status, ((b"content-length", str(len(data)).encode()),
                                    (b"content-type", b"text/plain; version=1.0.0; charset=utf-8")))  # fmt: skip
             await call.write(data, more=False)
         elif path == "/v1/models":
@@ -146,8 +149,12 @@ class App:
         if wanted.pop("reset", False):
             engine.reset()
         refuse_ms = wanted.pop("refuse_ms", 0)
-        engine.frozen = wanted.pop("freeze", engine.frozen)
-        for name in ("health_status", "models_delay_ms", "names", "loras", "api_key"):
+        frozen = wanted.pop("freeze", engine.frozen)
+        if frozen != engine.frozen:
+            engine.stale = exposition(engine) if frozen else b""
+        engine.frozen = frozen
+        for name in ("health_status", "health_delay_ms", "metrics_status", "models_delay_ms", "names", "loras",
+                     "api_key", "waiting", "kv_usage"):  # fmt: skip
             setattr(engine, name, wanted.pop(name, getattr(engine, name)))
         try:
             engine.script = engine.script.changed(wanted)
@@ -203,7 +210,7 @@ def _read_body(call: Call) -> None:
 async def _spoiled(call: Call) -> bool:
     """Carry out what the script does to a request before it is answered; True when that was the whole answer."""
     script = call.script
-    await asyncio.sleep(script.headers_after_ms / 1000)
+    await call.engine.work(script.headers_after_ms)
     if script.die:
         call.close()
         return True
@@ -217,6 +224,8 @@ async def _spoiled(call: Call) -> bool:
     if script.echo:
         await call.echo()
         return True
-    if call.path in READING and (script.hang or call.engine.frozen):
-        await asyncio.Event().wait()
+    if call.path in READING:
+        if script.hang:
+            await asyncio.Event().wait()
+        await call.engine.melt()
     return False

@@ -51,6 +51,17 @@ class Call:
         self.json: dict[str, Any] = {}
         self.arrived = time.monotonic()
         self._send = send
+        self._sequences = 0
+
+    def begin(self, sequences: int) -> None:
+        """Count it as generating, until its last byte is about to be written or ``end``."""
+        self._sequences = sequences
+        self.engine.generating += sequences
+        self.engine.peak = max(self.engine.peak, self.engine.generating)
+
+    def end(self) -> None:
+        self.engine.generating -= self._sequences
+        self._sequences = 0
 
     def header(self, name: str) -> str:
         wanted = name.encode().lower()
@@ -68,6 +79,8 @@ class Call:
     async def write(self, data: bytes, more: bool = True) -> None:
         if self.scope["scripted.transport"].is_closing():
             raise Left  # uvicorn would swallow the bytes and let us go on
+        if not more:
+            self.end()  # whoever reads the end may send the next request at once
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def answer(self, status: int, value: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -109,14 +122,15 @@ class Call:
         script = self.script
         await self.start(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
         await self.write(b"")  # uvicorn sends the headers now
-        if script.hang or self.engine.frozen:
+        if script.hang:
             await asyncio.Event().wait()
+        await self.engine.melt()
         if script.empty_stream:
             await self.write(b"", more=False)
             return
         if script.comment_first:
             await self.write(COMMENT)
-        await asyncio.sleep(script.first_ms / 1000)
+        await self.engine.work(script.first_ms)
         pending: list[bytes] = []
         sent = 0
         previous = 0.0
@@ -125,6 +139,9 @@ class Call:
                 if sent and script.delay_ms:
                     await self._flush(pending, script.merge)
                     await asyncio.sleep(script.delay_ms / 1000)
+                if self.engine.frozen:
+                    await self._flush(pending)
+                    await self.engine.melt()
                 continue
             if sent in (script.cut_after, script.abort_after):
                 await self._flush(pending)

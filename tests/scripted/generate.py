@@ -30,6 +30,8 @@ class Job:
         self.call = call
         self.tokens = min([call.script.tokens, *limits])
         self.reason = "length" if self.tokens < call.script.tokens else "stop"
+        if call.script.told_to_stop_after >= 0:
+            self.tokens, self.reason = min(self.tokens, call.script.told_to_stop_after), "abort"
         self.prompt_tokens = count_tokens(call.json)
         if self.prompt_tokens > call.engine.max_model_len:
             limit = call.engine.max_model_len
@@ -55,10 +57,17 @@ class Job:
     async def wait(self) -> str:
         """The whole text, after the time that a stream of it would have taken."""
         script = self.call.script
-        if script.hang or self.call.engine.frozen:
+        if script.hang:
             await asyncio.Event().wait()
-        await asyncio.sleep((script.first_ms + script.delay_ms * max(self.tokens - 1, 0)) / 1000)
-        return "".join(self.words())
+        await self.call.engine.melt()
+        await self.call.engine.work(script.first_ms)
+        words = []
+        for word in self.words():
+            if words and script.delay_ms:
+                await asyncio.sleep(script.delay_ms / 1000)
+                await self.call.engine.melt()
+            words.append(word)
+        return "".join(words)
 
 
 def count_tokens(body: dict[str, Any]) -> int:

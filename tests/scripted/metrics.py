@@ -18,8 +18,8 @@ def exposition(engine: Engine) -> bytes:
     """Prometheus text of one engine."""
     name = engine.names[0].replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{name}"'
-    running = 0 if engine.frozen else engine.running
-    gauges = {"num_requests_running": running, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+    gauges = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting,
+              "kv_cache_usage_perc": engine.kv_usage}  # fmt: skip
     counters = {
         "prefix_cache_queries": engine.prompt_tokens, "prefix_cache_hits": 0, "external_prefix_cache_queries": 0,
         "external_prefix_cache_hits": 0, "num_preemptions": 0, "prompt_tokens": engine.prompt_tokens,
@@ -27,7 +27,7 @@ def exposition(engine: Engine) -> bytes:
     }  # fmt: skip
     lines: list[str] = []
     for key, value in gauges.items():
-        lines += [f"# HELP vllm:{key} Scripted.", f"# TYPE vllm:{key} gauge", f"vllm:{key}{{{labels}}} {value}.0"]
+        lines += [f"# HELP vllm:{key} Scripted.", f"# TYPE vllm:{key} gauge", f"vllm:{key}{{{labels}}} {float(value)}"]
     lines += ["# TYPE vllm:num_requests_waiting_by_reason gauge"]
     lines += [f'vllm:num_requests_waiting_by_reason{{{labels},reason="{reason}"}} 0.0'
               for reason in ("capacity", "deferred")]  # fmt: skip
@@ -45,9 +45,9 @@ def exposition(engine: Engine) -> bytes:
     lines += _histogram("vllm:time_to_first_token_seconds", labels, engine.ttft)
     lines += _histogram("vllm:inter_token_latency_seconds", labels, engine.itl)
     lines += _histogram("vllm:e2e_request_latency_seconds", labels, engine.e2e)
-    tokens = engine.prompt_tokens + engine.generation_tokens
+    tokens, steps = engine.prompt_tokens + engine.generation_tokens, engine.steps + engine.generation_tokens
     lines += ["# TYPE vllm:iteration_tokens_total histogram",
-              f'vllm:iteration_tokens_total_bucket{{{labels},le="+Inf"}} {engine.generation_tokens}.0',
-              f"vllm:iteration_tokens_total_count{{{labels}}} {engine.generation_tokens}.0",
+              f'vllm:iteration_tokens_total_bucket{{{labels},le="+Inf"}} {steps}.0',
+              f"vllm:iteration_tokens_total_count{{{labels}}} {steps}.0",
               f"vllm:iteration_tokens_total_sum{{{labels}}} {tokens}.0"]  # fmt: skip
     return ("\n".join(lines) + "\n").encode()

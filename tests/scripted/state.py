@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import Counter, deque
@@ -39,8 +40,13 @@ class Engine:
     api_key: str = ""
     max_model_len: int = 4_194_304
     script: Script = field(default_factory=Script)
-    frozen: bool = False  # /health stays 200, nothing is generated
+    frozen: bool = False  # /health stays 200, /metrics stands still, nothing is generated
+    stale: bytes = b""  # what /metrics says meanwhile
     health_status: int = 200
+    health_delay_ms: float = 0
+    metrics_status: int = 200
+    waiting: int = 0  # gauges of /metrics
+    kv_usage: float = 0
     models_delay_ms: float = 0
     started_at: float = field(default_factory=time.time)
     instance: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -53,19 +59,36 @@ class Engine:
     finished: Counter[str] = field(default_factory=Counter)
     aborted: Counter[str] = field(default_factory=Counter)
     running: int = 0
+    generating: int = 0  # sequences (n of each request) whose last byte is not written yet
+    peak: int = 0  # the most of them at one time
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=100))
     responses: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    steps: int = 0  # of the scheduler, without a token
     reasons: Counter[str] = field(default_factory=Counter)
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
 
+    async def work(self, ms: float) -> None:
+        """Let time pass as in a long prefill: the scheduler's steps are counted, tokens are not there yet."""
+        while ms > 0:
+            await asyncio.sleep(min(ms, 250) / 1000)
+            await self.melt()
+            self.steps += ms > 250
+            ms -= 250
+
+    async def melt(self) -> None:
+        """Wait while the engine is frozen."""
+        while self.frozen:
+            await asyncio.sleep(0.02)
+
     def reset(self) -> None:
         """Counters back to zero; open connections and running requests stay what they are."""
         self.opened = self.post_connections = 0
+        self.peak = self.generating
         for counter in (self.started, self.finished, self.aborted):
             counter.clear()
         self.last.clear()
@@ -80,6 +103,7 @@ class Engine:
             "finished": dict(self.finished),
             "aborted": dict(self.aborted),
             "running": self.running,
+            "peak": self.peak,
             "requests": list(self.last),
             "tokens": {"prompt": self.prompt_tokens, "generation": self.generation_tokens},
         }

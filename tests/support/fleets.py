@@ -29,7 +29,8 @@ class Alphabet:
 
 def alphabet_fleet(alphas: list[ScriptedEngine], beta: ScriptedEngine) -> dict[str, Any]:
     return {
-        "edge": {"max_body": "8m"},
+        # Tests count what reaches an engine: no trials of idle ones.
+        "edge": {"max_body": "8m", "probe": {"idle": "1h"}},
         "models": {
             "alpha": {
                 "aliases": ["alpha-chat", "alpha/chat:v2"],
