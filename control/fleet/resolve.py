@@ -18,7 +18,7 @@ class ResolvedBackend:
 
     ``host`` is a name or an IP address without brackets. ``ours``: Signalbox starts it, by ``engine``, from ``source``
     (a model folder or a packaged model); for others both are None. ``name`` is what the engine calls the model,
-    ``served`` all names that it answers to. ``limit``: sequences that the edge keeps in flight there, None without bound.
+    ``served`` all names that it answers to. ``limit``: sequences that the edge keeps in flight there, None: no bound.
     Paths are absolute.
     """
 

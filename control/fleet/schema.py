@@ -279,7 +279,7 @@ class Routing(Strict):
     """How a backend is chosen among those of a model that can take the request; see docs/balancing.md."""
 
     policy: Literal["prefix", "least_loaded", "session", "random_two", "round_robin"] = "prefix"
-    """``prefix``: where the beginning of the prompt is cached, unless too busy; ``session``: by X-Session-Id or user."""
+    """``prefix``: where the prompt's beginning is cached, unless too busy; ``session``: by X-Session-Id or user."""
 
 
 class Queue(Strict):

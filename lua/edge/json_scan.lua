@@ -55,12 +55,13 @@ local function wanted_key(body, first, last, wanted)
 end
 
 
--- Finds the wanted members of the object that `body` holds. `wanted` is a set of keys. The
--- tables `starts` and `stops` are cleared, then filled: the raw value of a key is
--- body:sub(starts[key], stops[key]); starts[1] and stops[1] are the object's own braces.
+-- Finds the wanted members of the object that `body` holds. `wanted` has true for a key that may
+-- stand only once, "last" for one of which the last counts, as in Python. The tables `starts` and
+-- `stops` are cleared, then filled: the raw value of a key is body:sub(starts[key], stops[key]);
+-- starts[1] and stops[1] are the object's own braces. `elements`, which may be absent, has a table
+-- for each key whose array's elements are to be noted (json_skip.member_end).
 -- Returns true, or nil, a message for the client, and a code: "invalid_json", "duplicate_key",
--- "too_many_keys" or "too_deep". After an error the tables hold nothing of use. `elements`, which may
--- be absent, has a table for each key whose array's elements are to be noted (see array_end).
+-- "too_many_keys" or "too_deep". After an error the tables hold nothing of use.
 function _M.scan(body, wanted, starts, stops, elements)
     clear(starts)
     clear(stops)
@@ -95,7 +96,7 @@ function _M.scan(body, wanted, starts, stops, elements)
             return nil, err, code
         end
         if key then
-            if starts[key] then
+            if starts[key] and wanted[key] ~= "last" then
                 return nil, format('The body has the key "%s" twice. Send it once.', key),
                        "duplicate_key"
             end

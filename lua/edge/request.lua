@@ -21,7 +21,7 @@ local WANTED = {
     kv_transfer_params = true, ec_transfer_params = true, vllm_xargs = true,
 }
 for _, name in ipairs(traits.WANTED) do
-    WANTED[name] = true
+    WANTED[name] = "last"
 end
 -- vLLM takes these for its own: they name hosts and cache blocks of the engines.
 local FORBIDDEN = { "kv_transfer_params", "ec_transfer_params" }

@@ -17,7 +17,7 @@ local ROUNDS = tonumber(ngx.var.arg_rounds)
 
 local WANTED = { model = true }
 for _, name in ipairs(traits.WANTED) do
-    WANTED[name] = true
+    WANTED[name] = "last"
 end
 
 
@@ -71,8 +71,8 @@ end
 
 local function summary(times)
     table.sort(times)
-    return { median_us = times[math.floor(#times / 2) + 1] * 1e6, p99_us = times[math.ceil(#times * 0.99)] * 1e6,
-             worst_us = times[#times] * 1e6 }
+    return { median_us = times[math.floor(#times / 2) + 1] * 1e6,
+             p99_us = times[math.ceil(#times * 0.99)] * 1e6, worst_us = times[#times] * 1e6 }
 end
 
 

@@ -40,8 +40,10 @@ def trio(_trio: list[ScriptedEngine]) -> list[ScriptedEngine]:
 
 def fleet(policy: str, *engines: ScriptedEngine, **settings: list[Any]) -> dict[str, Any]:
     """Model alpha on these engines; ``settings`` have a value for each: weight=[3, 1]. No policy: the default."""
-    backends = [{"id": f"alpha-{number}", "url": engine.url, **{key: values[number] for key, values in settings.items()}}
-                for number, engine in enumerate(engines)]  # fmt: skip
+    backends = [
+        {"id": f"alpha-{number}", "url": engine.url, **{key: values[number] for key, values in settings.items()}}
+        for number, engine in enumerate(engines)
+    ]
     model: dict[str, Any] = {"backends": backends}
     if policy:
         model["routing"] = {"policy": policy}
@@ -71,6 +73,10 @@ def serve(edge: Edge, engines: list[ScriptedEngine], body: dict[str, Any], **opt
     return served[0]
 
 
+def until_started(engines: list[ScriptedEngine], count: int) -> None:
+    wait_until("the request to start", lambda: sum(counts(engines)) == count)
+
+
 @contextmanager
 def held(edge: Edge, engines: list[ScriptedEngine], bodies: list[dict[str, Any]]) -> Iterator[None]:
     """Requests that run for as long as the block, begun one after the other."""
@@ -81,7 +87,7 @@ def held(edge: Edge, engines: list[ScriptedEngine], bodies: list[dict[str, Any]]
             for number, body in enumerate(bodies, 1):
                 body = {**body, "stream": True, "scripted": {"first_ms": 60_000}}
                 answers.append(pool.submit(edge.post, CHAT, body, new_connection=True, stream=True))
-                wait_until("the request to start", lambda n=number: sum(counts(engines)) == started + n)
+                until_started(engines, started + number)
             yield
         finally:
             for answer in answers:
@@ -198,7 +204,7 @@ class TestOthers:
     @pytest.mark.parametrize("where", ["header", "user", "prompt_cache_key"])
     def test_a_session_stays(self, trio: list[ScriptedEngine], where: str) -> None:
         with Edge(fleet("session", *trio)) as edge:
-            homes = []
+            homes: list[int] = []
             for session in (f"session-{number}" for number in range(12)):
                 body = chat("alpha") if where == "header" else {**chat("alpha"), where: session}
                 headers = {"X-Session-Id": session} if where == "header" else {}

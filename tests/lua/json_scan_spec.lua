@@ -208,6 +208,20 @@ describe("json_scan.splice and encode_string", function()
 end)
 
 
+describe("json_scan.scan with keys whose last counts", function()
+    it("takes the last, with its elements", function()
+        local elements = { a = {} }
+        assert.is_true(json_scan.scan('{"a": ["x", "y"], "n": 1, "a": ["z"], "n": 2}',
+                                      { a = "last", n = "last" }, starts, stops, elements))
+        assert.same({ 35, 1 }, { elements.a[1], elements.a.n })
+        assert.equal(stops.n, starts.n)
+        assert.is_true(starts.n > starts.a)
+        assert.is_true(json_scan.scan('{"a": ["x", "y"], "a": 7}', { a = "last" }, starts, stops, elements))
+        assert.equal(0, elements.a.n)
+    end)
+end)
+
+
 describe("json_scan.scan with elements", function()
     local skip = require "edge.json_skip"
     local elements = { user = { n = 0 } }
