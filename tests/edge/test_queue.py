@@ -60,7 +60,7 @@ def test_the_limit_holds_and_every_slot_is_used(engine: ScriptedEngine, engine_2
         assert {answer.status_code for answer in answers} == {200}
         assert [one.counters()["peak"] for one in (engine, engine_2)] == [3, 3]
         waits = [int(answer.headers.get("X-Signalbox-Queue-Ms", 0)) for answer in answers]
-        assert waits.count(0) >= 6 and max(waits) >= 4 * 40
+        assert waits.count(0) >= 6 and max(waits) >= 80
         logged = [edge.log_of(answer.headers["X-Request-Id"])["queue_ms"] for answer in answers[:6]]
         assert logged == waits[:6]
         name = "signalbox_queue_wait_seconds_count"
