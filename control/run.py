@@ -19,7 +19,7 @@ from rich.console import Console
 
 from control.edge import apply
 from control.edge.ports import require_free, split
-from control.edge.report import Report, collect
+from control.edge.report import SERVING, Report, collect
 from control.edge.site import Site, open_site, state_paths
 from control.elsewhere import refuse_elsewhere
 from control.engines.install import only_one
@@ -41,6 +41,8 @@ SETTLE_SECONDS = 3.0
 EDGE_SECONDS = 30.0
 #: Seconds that engines which are not ours get to be ready; they may be down for reasons that we do not know.
 MODELS_SECONDS = 6.0
+#: States of a backend that the edge reaches; one that an operator drains is no failure.
+_FOUND = SERVING | {"draining"}
 LOG_TAIL = 15
 
 
@@ -210,7 +212,7 @@ def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console) 
             if time.monotonic() - began > SETTLE_SECONDS:
                 _raise_if_failed(mine, paths)
             if len(mine) == len(ours) and all(_engine(backend).get("state") == "ready" for backend in mine):
-                if all(backend["state"] == "ready" for backend in mine):
+                if all(backend["state"] in _FOUND for backend in mine):
                     return
                 found_by = found_by or time.monotonic() + EDGE_SECONDS
                 if time.monotonic() > found_by:
@@ -229,7 +231,7 @@ def _silent(loaded: LoadedFleet, paths: StatePaths) -> ControlError:
 def _row(backend: dict[str, Any]) -> EngineRow:
     engine = _engine(backend)
     state, phase = str(engine.get("state", "starting")), str(engine.get("phase", ""))
-    if state == "ready" and backend["state"] != "ready":
+    if state == "ready" and backend["state"] not in _FOUND:
         phase = "the edge looks for it"
     since = engine.get("since") or time.time()
     return EngineRow(backend["id"], state, phase, str(engine.get("detail", "")), max(0.0, time.time() - float(since)))
@@ -255,7 +257,7 @@ def _raise_if_failed(backends: list[dict[str, Any]], paths: StatePaths) -> None:
 
 def _raise_not_found(backends: list[dict[str, Any]], paths: StatePaths) -> None:
     lost = ", ".join(f"{backend['id']}: {backend['reason'] or backend['state']}" for backend in backends
-                     if backend["state"] != "ready")  # fmt: skip
+                     if backend["state"] not in _FOUND)  # fmt: skip
     raise EngineError(
         f"Engines are ready, but the edge does not reach them ({lost}).",
         f"Does something on this machine block loopback? The edge's log: {paths.edge_logs / 'error.log'}",
@@ -316,7 +318,7 @@ def _without_backend(report: Report) -> list[str]:
     if report.state is None:
         return [report.problem]
     rows = list(report.state["backends"])
-    served = {row["model"] for row in rows if row["state"] == "ready"}
+    served = {row["model"] for row in rows if row["state"] in SERVING}
     return [
         f"{row['id']} of {row['model']} at {row['address']} is not ready: {row['reason'] or 'it did not answer yet'}"
         for row in rows

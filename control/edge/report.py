@@ -16,7 +16,10 @@ from control.edge.site import client
 from control.errors import EdgeError
 from control.paths import StatePaths
 
-_COLOURS = {"ready": "green", "starting": "yellow", "down": "red"}
+#: States in which a backend takes requests.
+SERVING = frozenset({"ready", "busy"})
+_COLOURS = {"ready": "green", "busy": "green", "starting": "yellow", "draining": "yellow", "suspect": "red",
+            "down": "red", "misconfigured": "red"}  # fmt: skip
 
 
 @dataclass(frozen=True)

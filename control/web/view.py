@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from control.host import HostFacts
 
-State = Literal["starting", "ready", "down", "unknown"]
+State = Literal["starting", "ready", "busy", "draining", "suspect", "down", "misconfigured", "unknown"]
+STATES: tuple[State, ...] = get_args(State)
+#: States in which a backend takes requests.
+SERVING = ("ready", "busy")
 #: Why a state is unknown or a row unusual, where that is ours to say; the page translates it.
 Note = Literal["", "no_edge", "not_in_edge", "not_in_fleet"]
 
@@ -144,7 +147,7 @@ class Snapshot:
     @property
     def ready(self) -> int:
         """How many backends are ready."""
-        return sum(1 for backend in self.backends if backend.state == "ready")
+        return sum(1 for backend in self.backends if backend.state in SERVING)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -204,7 +207,7 @@ def _backend(
         model=backend.model,
         address=backend.address,
         scheme=backend.scheme,
-        state=state if state in ("starting", "ready", "down") else "unknown",
+        state=next((known for known in STATES if known == state), "unknown"),
         note=note,
         reason=_text(row.get("reason")),
         since=_number(row.get("since")),
@@ -220,9 +223,8 @@ def _models(fleet: FleetFacts, backends: Sequence[BackendView]) -> tuple[ModelVi
     views = []
     for model in fleet.models:
         states = [backend.state for backend in backends if backend.model == model.name]
-        views.append(
-            ModelView(model.name, model.aliases, model.loras, model.policy, states.count("ready"), len(states))
-        )
+        ready = sum(state in SERVING for state in states)
+        views.append(ModelView(model.name, model.aliases, model.loras, model.policy, ready, len(states)))
     return tuple(views)
 
 

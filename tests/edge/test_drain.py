@@ -16,10 +16,8 @@ from tests.support.net import wait_until
 def test_a_drained_backend_finishes_and_takes_nothing_new(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
     with Edge(one_model("alpha", engine, engine_2, policy="round_robin", probe={"idle": "1h"})) as edge:
         texts: list[str] = []
-        streams = [
-            threading.Thread(target=lambda: texts.append(edge.post(CHAT, body).text))
-            for body in [chat("alpha", stream=True, tokens=60, delay_ms=25)] * 4
-        ]
+        body = chat("alpha", stream=True, tokens=60, delay_ms=25)
+        streams = [threading.Thread(target=lambda: texts.append(edge.post(CHAT, body).text)) for _ in range(4)]
         for stream in streams:
             stream.start()
         wait_until("two streams on each", lambda: all(b["in_flight"] == 2 for b in edge.backends().values()))

@@ -1,7 +1,8 @@
-"""What the edge thinks of its engines: those that hang with /health 200, that are busy, that come back, that are wrong."""
+"""What the edge thinks of engines that hang with /health 200, are busy, come back, or are not what they should be."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -34,14 +35,13 @@ def until(edge: Edge, backend: str, state: str, seconds: float) -> float:
     return time.monotonic() - began
 
 
-def background(edge: Edge, count: int, **script: Any) -> list[threading.Thread]:
+def background(edge: Edge, count: int, id_: str = "", **script: Any) -> list[threading.Thread]:
     """Streams that run meanwhile; how they end does not matter."""
 
     def one() -> None:
-        try:
-            edge.post(CHAT, chat("alpha", stream=True, **script), timeout=20)
-        except requests.RequestException:
-            pass
+        with contextlib.suppress(requests.RequestException):
+            headers = {"X-Request-Id": id_} if id_ else {}
+            edge.post(CHAT, chat("alpha", stream=True, **script), timeout=20, headers=headers)
 
     threads = [threading.Thread(target=one, daemon=True) for _ in range(count)]
     for thread in threads:
@@ -268,13 +268,10 @@ def test_text_that_speaks_of_an_abort_is_no_abort(alphabet: Alphabet) -> None:
 def test_an_engine_that_never_ends_is_cut_and_named(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
     """Two of eight SIGTERMed vLLMs kept their streams open for ever."""
     with Edge(one_model("alpha", engine, engine_2, timeouts={"read": "600ms"}, probe=FAST)) as edge:
-        bodies = [chat("alpha", stream=True, hang=True), chat("alpha", stream=True, tokens=500, delay_ms=20)]
         with pytest.raises(requests.RequestException):
-            edge.post(CHAT, bodies[0], headers={"X-Request-Id": "silent"})
+            edge.post(CHAT, chat("alpha", stream=True, hang=True), headers={"X-Request-Id": "silent"})
         assert edge.log_of("silent")["end"] == "engine_timeout"
-        victim = threading.Thread(target=lambda: pytest.raises(requests.RequestException, edge.post, CHAT, bodies[1],
-                                                               headers={"X-Request-Id": "cut"}))  # fmt: skip
-        victim.start()
+        (victim,) = background(edge, 1, id_="cut", tokens=500, delay_ms=20)
         wait_until("it to run", lambda: edge.in_flight() == 1)
         for one in (engine, engine_2):
             if one.counters()["running"]:

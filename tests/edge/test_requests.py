@@ -53,7 +53,7 @@ def test_running_requests_are_seen_from_any_worker(engine: ScriptedEngine, engin
         for _ in range(4):  # one worker or the other answers
             answer = edge.admin("GET", "/requests").json()
             assert (answer["total"], answer["truncated"], answer["silent_workers"]) == (7, False, [])
-            assert [one["age"] for one in answer["requests"]] == sorted((o["age"] for o in answer["requests"]))[::-1]
+            assert [one["age"] for one in answer["requests"]] == sorted(o["age"] for o in answer["requests"])[::-1]
         seen = listed(edge)
         assert set(seen) == {*(f"run-{n}" for n in range(6)), "early"}
         assert {seen[f"run-{n}"]["backend"] for n in range(6)} == {"alpha-1", "alpha-2"}

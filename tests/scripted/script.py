@@ -20,7 +20,7 @@ class Script:
     die: bool = False  # read the request, then close the connection without a word
     cut_after: int = -1  # close the connection after this many events, without the terminating chunk
     abort_after: int = -1  # the same, with a TCP reset
-    told_to_stop_after: int = -1  # what a SIGTERMed vLLM does: finish_reason "abort" after this many tokens, [DONE], 200
+    told_to_stop_after: int = -1  # as a SIGTERMed vLLM: finish_reason "abort" after so many tokens, [DONE], 200
     error_event_after: int = -1  # vLLM's error event, then [DONE]
     empty_stream: bool = False  # 200, event-stream headers, no event at all
     comment_first: bool = False  # a ": keep-alive" comment at once, long before the first event

@@ -47,6 +47,28 @@ def test_a_reason_and_restarts_are_shown() -> None:
     assert "down connection refused" in text and text.endswith(" 3")
 
 
+@pytest.mark.parametrize(
+    ("state", "english", "chinese"),
+    [
+        ("starting", "starting", "启动中"), ("ready", "ready", "就绪"), ("busy", "busy", "繁忙"),
+        ("draining", "draining", "排空中"), ("suspect", "suspect", "可疑"), ("down", "down", "不可用"),
+        ("misconfigured", "misconfigured", "配置错误"), ("no such state", "unknown", "未知"),
+    ],
+)  # fmt: skip
+def test_every_state_has_its_word_in_both_languages(state: str, english: str, chinese: str) -> None:
+    sources = Sources(edge_state(backend("m-1", state, reason="why so")))
+    for language, word in (("en", english), ("zh", chinese)):
+        page = get(sources, f"/?lang={language}").text
+        assert f"{word} why so" in row(page, "m-1")
+        assert f'data-state="{english}"' in page
+
+
+@pytest.mark.parametrize(("state", "serves"), [("busy", True), ("draining", False), ("suspect", False)])
+def test_what_takes_requests_counts_as_ready(state: str, serves: bool) -> None:
+    page = get(Sources(edge_state(backend("m-1", state), backend("m-2", "down")))).text
+    assert f"{int(serves)} of 3 backends ready" in page
+
+
 def test_models_edge_and_machine_are_shown() -> None:
     page = get(Sources()).text
     assert "chat, org/alias" in page and "sql-lora" in page and "1 of 2" in page
