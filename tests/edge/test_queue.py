@@ -14,7 +14,7 @@ from tests.support.client import CHAT, at_once, chat, check_error, retry_after
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.net import wait_until
-from tests.support.queueing import hold, limited, line_up, queue_length, send, served, through
+from tests.support.queueing import hold, limited, line_up, queue_length, served
 from tests.support.raw import Cut, RawClient
 
 
@@ -44,8 +44,7 @@ def test_first_come_first_served_over_two_workers(engine: ScriptedEngine) -> Non
         names = [f"wait-{number:02}" for number in range(16)]
         clients = []
         for number, name in enumerate(names):
-            with through(edge, edge.workers()[number // 2 % 2]):
-                clients += line_up(edge, name, headers_after_ms=5)
+            clients += line_up(edge, name, worker=edge.workers()[number // 2 % 2], headers_after_ms=5)
         assert served(engine) == ["hold"]
         assert edge.metric("signalbox_queue_length", model="alpha") == 16
         close(holder)
@@ -141,11 +140,10 @@ def test_a_killed_worker_holds_nobody_up(engine: ScriptedEngine) -> None:
     """It held slots and the first places; those behind it, in another worker, are served as if it had never been."""
     with Edge(limited(engine, limit=2), may_kill=True) as edge:
         victim, survivor = edge.workers()
-        with through(edge, victim):
-            holders = [hold(edge, "hold-1"), hold(edge, "hold-2")]
-            lost = line_up(edge, "lost-1", "lost-2", "lost-3")
-        with through(edge, survivor):
-            kept = line_up(edge, "kept-1", "kept-2", "kept-3", stream=True, tokens=100_000, delay_ms=50)
+        holders = [hold(edge, name, victim) for name in ("hold-1", "hold-2")]
+        lost = line_up(edge, "lost-1", "lost-2", "lost-3", worker=victim)
+        endless = {"stream": True, "tokens": 100_000, "delay_ms": 50}
+        kept = line_up(edge, "kept-1", "kept-2", "kept-3", worker=survivor, **endless)
         edge.kill_worker(victim)
         began = time.monotonic()
         assert [client.head().status for client in kept[:2]] == [200, 200]
@@ -166,8 +164,7 @@ def test_order_survives_a_reload(engine: ScriptedEngine) -> None:
         names = [f"old-{number}" for number in range(6)]
         clients = []
         for number, name in enumerate(names):
-            with through(edge, edge.workers()[number % 2]):
-                clients += line_up(edge, name)
+            clients += line_up(edge, name, worker=edge.workers()[number % 2])
         edge.reload(force=True)
         clients += line_up(edge, "new-0", "new-1")
         assert queue_length(edge) == 8
@@ -329,15 +326,13 @@ def test_nothing_is_lost_in_a_mixed_crowd(engine: ScriptedEngine, engine_2: Scri
         empty(edge)
 
 
-def test_a_worker_that_stands_still_delays_only_its_own_turn(engine: ScriptedEngine) -> None:
+def test_a_slot_freed_in_one_worker_serves_a_client_of_the_other(engine: ScriptedEngine) -> None:
     with Edge(limited(engine)) as edge:
         first, second = edge.workers()
-        with through(edge, first):
-            holder = hold(edge)
-        with through(edge, second):
-            [client] = line_up(edge, "other-worker")
-        began = time.monotonic()
-        close(holder)
-        answered(client)
-        assert time.monotonic() - began < 0.3
-        assert send(edge, "again").head().status == 200
+        for holds, waits in ((first, second), (second, first)):
+            holder = hold(edge, worker=holds)
+            [client] = line_up(edge, "other-worker", worker=waits)
+            began = time.monotonic()
+            close(holder)
+            answered(client)
+            assert time.monotonic() - began < 0.3
