@@ -137,6 +137,13 @@ function _M.measured(engine, sample, now)
 end
 
 
+-- /metrics could not be read: what it last said of running requests says nothing of now.
+function _M.unmeasured(engine)
+    engine.running = false
+    engine.queued = 0
+end
+
+
 -- What passes through us: requests in flight, when bytes last came, faults of the engine since the
 -- last call (error answers, streams that broke).
 function _M.passed(engine, in_flight, heard, faults, now, settings)

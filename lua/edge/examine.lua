@@ -111,8 +111,11 @@ function _M.metrics(backend, engine, settings, interval)
         engine_state.measured(engine, sample, now())
         states.measured(backend, sample, 3 * interval + settings.answer)
 
-    elseif status == 404 then
-        engine.metrics_at = now() + NO_METRICS
+    else
+        engine_state.unmeasured(engine)
+        if status == 404 then
+            engine.metrics_at = now() + NO_METRICS
+        end
     end
 end
 

@@ -166,15 +166,15 @@ def test_an_engine_comes_back_after_one_trial(engine: ScriptedEngine, engine_2: 
         engine.start()
         until(edge, "alpha-1", "ready", 5)
         assert engine.started(COMPLETIONS) == 1
-        engine.kill()
+        engine.configure(freeze=True, health_status=503)
         until(edge, "alpha-1", "down", 4)
-        engine.launch()
-        wait_until("it to answer", lambda: engine.ready() is engine)
-        engine.configure(freeze=True)
-        time.sleep(1.5)
-        if states(edge)["alpha-1"] != "ready":  # unless the trial was quicker than the freeze
-            assert {edge.post(CHAT, chat("alpha")).status_code for _ in range(4)} == {200}
-            assert engine.started() == 0
+        engine.configure(health_status=200)
+        stop = time.monotonic() + 2
+        while time.monotonic() < stop:
+            assert states(edge)["alpha-1"] in ("down", "suspect")
+            time.sleep(0.05)
+        assert {edge.post(CHAT, chat("alpha", text=f"{n}")).status_code for n in range(4)} == {200}
+        assert engine.started() == 0
         engine.configure(freeze=False)
         until(edge, "alpha-1", "ready", 4)
 
@@ -244,7 +244,7 @@ def stop_logged(edge: Edge, request_id: str, body: dict[str, Any]) -> tuple[int,
 def test_an_engine_that_is_told_to_stop_ends_no_request_well(alphabet: Alphabet, stream: bool, split: int) -> None:
     """A SIGTERMed vLLM: 200, finish_reason "abort", [DONE]. The client gets it as it is; the log says whose fault."""
     before = alphabet.edge.metric("signalbox_requests_total", end="engine_error")
-    body = chat("alpha", stream=stream, tokens=9, told_to_stop_after=4, split=split)
+    body = chat("alpha", stream=stream, tokens=9, told_to_stop_after=4, split=split, delay_ms=20)
     status, text, line = stop_logged(alphabet.edge, f"told-{stream}-{split}", body)
     assert status == 200 and '"finish_reason":"abort"' in text
     assert (line["end"], line["status"]) == ("engine_error", 200)

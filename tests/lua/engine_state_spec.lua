@@ -271,6 +271,13 @@ describe("faults", function()
         assert.equal("suspect", sim.state())
     end)
 
+    it("of /metrics are no hang: what it last said of running requests is old", function()
+        local sim = simulation({ blind = true })
+        engine_state.measured(sim.engine, { tokens = 5, running = 3 }, sim.time)
+        engine_state.unmeasured(sim.engine)
+        assert.is_nil(sim.until_state("suspect", 100))
+    end)
+
     it("of counters that begin anew are no progress", function()
         local sim = simulation()
         sim.tokens = 500
