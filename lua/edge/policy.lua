@@ -21,7 +21,7 @@ local KV_FULLEST = 0.99
 local _M = {
     -- How far above the least score a favourite may be: this much, or MARGIN_SHARE of the least score.
     MARGIN_OWN = 4,      -- one that holds this very conversation
-    MARGIN_SHARED = 2,   -- one that holds a beginning which many prompts may share
+    MARGIN_SHARED = 3,   -- one that holds a beginning which many prompts may share
     MARGIN_SHARE = 0.25,
 }
 

@@ -201,6 +201,17 @@ class TestOthers:
             at_once(4, lambda _: [edge.post(CHAT, chat("alpha")) for _ in range(10)])
             assert min(counts(trio)) >= 6
 
+    def test_a_new_weight_counts_without_a_reload(self, trio: list[ScriptedEngine]) -> None:
+        two = trio[:2]
+        with Edge(fleet("round_robin", *two)) as edge:
+            generation = edge.state()["generation"]
+            edge.write(fleet("round_robin", *two, weight=[1, 3]))
+            edge.reload()
+            for _ in range(12):
+                assert edge.post(CHAT, chat("alpha"), new_connection=True).status_code == 200
+            assert counts(two) == [3, 9]
+            assert edge.state()["generation"] == generation
+
     @pytest.mark.parametrize("where", ["header", "user", "prompt_cache_key"])
     def test_a_session_stays(self, trio: list[ScriptedEngine], where: str) -> None:
         with Edge(fleet("session", *trio)) as edge:
