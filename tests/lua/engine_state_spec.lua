@@ -253,6 +253,15 @@ describe("a busy engine", function()
 end)
 
 
+describe("an engine that says that it runs nothing", function()
+    it("is not accused by our own count alone, when no trial has spoken", function()
+        local sim = simulation()
+        sim.in_flight, sim.generates, sim.trial_status = 1, false, 503
+        assert.is_nil(sim.until_state("suspect", 100))
+    end)
+end)
+
+
 describe("faults", function()
     it("have it tried early, and decide nothing", function()
         local sim = simulation()
