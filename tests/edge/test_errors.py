@@ -38,10 +38,9 @@ def test_validation_stays_the_engines_business(alphabet: Alphabet, body: dict[st
 
 
 def test_the_engines_404_for_a_name_it_does_not_know_is_logged_as_404(engine: ScriptedEngine) -> None:
-    """A fleet that names a model otherwise than its engine does: the client sees the engine's words."""
-    engine.configure(names=["something-else"])
-    with Edge(one_model("alpha", engine), ready=False) as edge:
-        edge.until_ready()
+    """An engine that was given another name a moment ago: the client sees the engine's words."""
+    with Edge(one_model("alpha", engine)) as edge:
+        engine.configure(names=["something-else"])
         answer = edge.post(CHAT, chat("alpha"), headers={"X-Request-Id": "wrong-name"})
         assert answer.status_code == 404 and "something-else" in answer.text
         assert edge.log_of("wrong-name")["status"] == 404

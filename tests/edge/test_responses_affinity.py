@@ -15,8 +15,8 @@ PATH = "/v1/responses"
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_get_and_cancel_go_to_the_engine_that_made_the_response(alphabet: Alphabet, stream: bool) -> None:
     made: list[str] = []
-    for _ in range(6):
-        answer = alphabet.edge.post(PATH, {"model": "alpha", "input": "hi", "stream": stream})
+    for number in range(6):
+        answer = alphabet.edge.post(PATH, {"model": "alpha", "input": f"hi {number}", "stream": stream})
         made.append(re.findall(r'"id":"(resp_\w+)"', answer.text)[0])
     instances = set()
     for response in made:
