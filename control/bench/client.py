@@ -120,13 +120,15 @@ class _Stream:
     socket: socket.socket
     rest: bytes = b""
     late: list[float] = field(default_factory=list)
+    begun: bool = False
     ended: bool = False
 
     def take(self, data: bytes, now_us: float) -> None:
         if not data:
             raise BenchError(f"{self.name} cut a stream after {len(self.late)} events.", "Read its log.")
-        if not self.late and not self.rest:
+        if not self.begun:
             check_status(self.name, data)
+            self.begun = True
         self.rest += data
         *lines, self.rest = self.rest.split(b"\n")
         self.late += [now_us - int(sent) for line in lines for sent in _SENT.findall(line)]

@@ -53,6 +53,7 @@ class Setup:
         return subprocess.Popen(
             ["/bin/sh", str(self._script)], env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=_heed_signals,
         )  # fmt: skip
 
     def run_until_apt(self) -> subprocess.Popen[bytes]:
@@ -65,6 +66,12 @@ class Setup:
         assert os.access(self.policy, os.X_OK)
         assert "exit 101" in self.policy.read_text()
         return process
+
+
+def _heed_signals() -> None:
+    """A test run in the background ignores these, and a shell cannot trap what was ignored when it started."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -99,6 +99,9 @@ def reloads() -> list[Row]:
 
         counts, _ = at_once(2, lambda number: (lambda: read_streams(clients), reload)[number]())
         edge.idle()
+        for client in clients:
+            client.close()
+        wait_until("the old workers to be gone", lambda: len(edge.workers()) == 2, 20)
     lost = sum(count != tokens + 2 for count in counts)
     return [row("Reloads under 100 live streams lose none", lost, 0, "streams lost",
                 f"20 reloads while {len(counts)} streams of {tokens} events ran; every event counted")]  # fmt: skip
