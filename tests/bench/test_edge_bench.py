@@ -148,6 +148,7 @@ def test_a_table_out_of_date_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
         report.main([])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_quick_run_measures_every_row(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"

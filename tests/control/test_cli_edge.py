@@ -27,6 +27,7 @@ def run(edge: Place, *words: str, code: int = 0) -> subprocess.CompletedProcess[
     return done
 
 
+@pytest.mark.slow
 def test_a_day_of_an_edge(edge: Place) -> None:
     assert "fleet.yaml is right: 1 models, 1 backends" in run(edge, "check").stdout
     assert "Nothing was applied before" in run(edge, "render").stdout

@@ -274,6 +274,7 @@ def test_a_port_in_use_at_reload_changes_nothing(running: Place) -> None:
             apply.reload(running.site)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_between_check_and_reload(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """nginx itself finds it in use, after 2.5 s of trying, and says so only in its log."""
     monkeypatch.setattr(apply, "require_free", lambda addresses: None)

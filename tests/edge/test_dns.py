@@ -45,6 +45,7 @@ def zone() -> Iterator[tuple[Zone, int]]:
         server.server.server_close()
 
 
+@pytest.mark.slow
 def test_a_name_is_followed_when_dns_moves_it(zone: tuple[Zone, int]) -> None:
     """An engine's container comes back with another address: requests follow within a few TTLs, without a reload.
 

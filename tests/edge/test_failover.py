@@ -60,6 +60,7 @@ def test_the_log_says_which_engine_served_and_how_often_was_tried(
     assert sum(line["retries"] for line in lines) >= 1
 
 
+@pytest.mark.slow
 def test_engines_of_other_names_and_schemes_follow_each_other(certificate: Path) -> None:
     """Rented GPUs: each behind https at its own origin, each with its own key and its own name for the model."""
     names = ("org/first", "org/second", "alpha")
@@ -161,6 +162,7 @@ def test_a_busy_engines_503_is_not_sent_elsewhere(alphabet: Alphabet) -> None:
     alphabet.edge.until_ready()
 
 
+@pytest.mark.slow
 def test_an_engine_is_down_when_it_refuses_and_ready_when_it_is_back(
     engine: ScriptedEngine, engine_2: ScriptedEngine
 ) -> None:

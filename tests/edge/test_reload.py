@@ -35,6 +35,7 @@ def read_streams(clients: list[RawClient]) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_hundred_streams_survive_reloads(engine: ScriptedEngine) -> None:
     """Old workers finish what they have; new requests meet new workers; counts and metrics go on."""
     with Edge(one_model("alpha", engine)) as edge:

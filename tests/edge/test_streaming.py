@@ -223,6 +223,7 @@ def test_streams_reuse_connections_too(engine: ScriptedEngine) -> None:
         assert engine.counters()["connections"]["with_post"] <= 2
 
 
+@pytest.mark.slow
 def test_a_post_never_meets_a_connection_that_the_engine_is_closing(engine: ScriptedEngine) -> None:
     """uvicorn closes idle connections after 5 s. A POST sent at that moment is lost, and nginx may not send it again:
     the edge must close first. Forty connections are idled around the critical moment."""

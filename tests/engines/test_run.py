@@ -108,6 +108,7 @@ def printed_curl(output: str) -> str:
     return match[1]
 
 
+@pytest.mark.slow
 def test_up_ask_again_and_down(place: Place) -> None:
     output = place.call("run")
     assert f"http://{place.fleet['control']['listen']}/" in output

@@ -415,6 +415,7 @@ def test_another_program_that_answers_is_not_ready(stand: Stand) -> None:
     assert status.detail == "not ready after 2 s: /v1/models lists other, not m"
 
 
+@pytest.mark.slow
 def test_no_orphan_of_an_engine_with_children(stand: Stand) -> None:
     """The leader ends at TERM but leaves a child that ignores it, and one in a session of its own."""
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
