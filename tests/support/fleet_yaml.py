@@ -26,6 +26,7 @@ FULL: dict[str, Any] = {
         "max_body": "64m",
         "timeouts": {"header": "15s", "body": "1m", "send": "60s", "keepalive": "75s", "drain": "10m"},
         "address_limits": {"connections": 10, "requests_per_second": 20, "burst": 0},
+        "probe": {"interval": "1s", "metrics": "2s", "window": "5s", "idle": "30s", "suspect": "5s", "answer": "5s"},
         "cors": {"origins": ["https://chat.example.com"]},
         "pass_headers": ["X-Team"],
         "trusted_proxies": ["10.0.0.0/8"],
