@@ -165,9 +165,9 @@ def test_a_stream_that_dies_ends_as_it_died(alphabet: Alphabet, how: str) -> Non
 def test_an_error_event_passes_and_is_no_success(alphabet: Alphabet) -> None:
     """vLLM reports a dead engine inside a 200 stream, followed by [DONE]."""
     answer = alphabet.edge.post(CHAT, chat("alpha", stream=True, error_event_after=2),
-                                headers={"X-Request-Id": "error-event"})  # fmt: skip
+                                headers={"X-Request-Id": "error-event-in-stream"})  # fmt: skip
     assert 'data: {"error":' in answer.text and answer.text.endswith("data: [DONE]\n\n")
-    assert alphabet.edge.log_of("error-event")["end"] == "engine_error"
+    assert alphabet.edge.log_of("error-event-in-stream")["end"] == "engine_error"
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
