@@ -25,6 +25,8 @@ from control.edge.site import client
 from control.errors import EdgeError
 from tests.control.edge_site import Place, place
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 
 @pytest.fixture
 def edge() -> Iterator[Place]:

@@ -26,6 +26,8 @@ from control.errors import EdgeError, FleetError, RenderError
 from tests.control.certificates import make_certificate
 from tests.control.edge_site import Place, place
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 TWO = {
     "m": {
         "aliases": ["n"],
@@ -274,7 +276,6 @@ def test_a_port_in_use_at_reload_changes_nothing(running: Place) -> None:
             apply.reload(running.site)
 
 
-@pytest.mark.slow
 def test_a_port_that_is_taken_between_check_and_reload(running: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """nginx itself finds it in use, after 2.5 s of trying, and says so only in its log."""
     monkeypatch.setattr(apply, "require_free", lambda addresses: None)

@@ -12,6 +12,8 @@ from tests.support.engine import ScriptedEngine
 from tests.support.fleets import one_model
 from tests.support.net import wait_until
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 
 def test_a_drained_backend_finishes_and_takes_nothing_new(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
     with Edge(one_model("alpha", engine, engine_2, policy="round_robin", probe={"idle": "1h"})) as edge:

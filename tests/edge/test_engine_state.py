@@ -18,6 +18,8 @@ from tests.support.engine import ScriptedEngine
 from tests.support.fleets import Alphabet, one_model
 from tests.support.net import wait_until
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 #: A clock five times as fast as the usual one.
 FAST = {"interval": "200ms", "metrics": "200ms", "window": "1s", "idle": "2s", "suspect": "500ms", "answer": "1s"}
 WINDOW = 1.0

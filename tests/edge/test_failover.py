@@ -17,6 +17,8 @@ from tests.support.engine import ScriptedEngine
 from tests.support.fleets import Alphabet, one_model
 from tests.support.net import wait_until
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
 def test_a_refused_connection_goes_to_the_next_engine(
@@ -60,7 +62,6 @@ def test_the_log_says_which_engine_served_and_how_often_was_tried(
     assert sum(line["retries"] for line in lines) >= 1
 
 
-@pytest.mark.slow
 def test_engines_of_other_names_and_schemes_follow_each_other(certificate: Path) -> None:
     """Rented GPUs: each behind https at its own origin, each with its own key and its own name for the model."""
     names = ("org/first", "org/second", "alpha")
@@ -162,7 +163,6 @@ def test_a_busy_engines_503_is_not_sent_elsewhere(alphabet: Alphabet) -> None:
     alphabet.edge.until_ready()
 
 
-@pytest.mark.slow
 def test_an_engine_is_down_when_it_refuses_and_ready_when_it_is_back(
     engine: ScriptedEngine, engine_2: ScriptedEngine
 ) -> None:

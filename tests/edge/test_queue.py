@@ -17,6 +17,8 @@ from tests.support.net import wait_until
 from tests.support.queueing import hold, limited, line_up, queue_length, served
 from tests.support.raw import Cut, RawClient
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 
 def close(*clients: RawClient) -> None:
     for client in clients:

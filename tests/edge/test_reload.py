@@ -19,6 +19,8 @@ from tests.support.fleets import one_model
 from tests.support.net import REPOSITORY, wait_until
 from tests.support.raw import RawClient
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 
 def read_streams(clients: list[RawClient]) -> list[int]:
     """Read all streams to their end, side by side; the number of events of each."""
@@ -35,7 +37,6 @@ def read_streams(clients: list[RawClient]) -> list[int]:
     return counts
 
 
-@pytest.mark.slow
 def test_a_hundred_streams_survive_reloads(engine: ScriptedEngine) -> None:
     """Old workers finish what they have; new requests meet new workers; counts and metrics go on."""
     with Edge(one_model("alpha", engine)) as edge:

@@ -16,6 +16,8 @@ from tests.support.engine import ScriptedEngine
 from tests.support.fleets import one_model
 from tests.support.net import wait_until
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 
 class Running:
     """A request in a thread of its own."""

@@ -25,6 +25,8 @@ from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_pid
 from tests.support.net import free_port, wait_until
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 SCRIPTED = ["{python}", "-m", "tests.scripted", "--port", "{port}", "--name", "{name}"]
 
 
@@ -108,7 +110,6 @@ def printed_curl(output: str) -> str:
     return match[1]
 
 
-@pytest.mark.slow
 def test_up_ask_again_and_down(place: Place) -> None:
     output = place.call("run")
     assert f"http://{place.fleet['control']['listen']}/" in output
@@ -147,7 +148,6 @@ def listens(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-@pytest.mark.slow
 def test_engines_survive_the_control_plane_and_are_adopted(place: Place) -> None:
     place.call("run")
     before = place.pids
@@ -159,7 +159,6 @@ def test_engines_survive_the_control_plane_and_are_adopted(place: Place) -> None
     assert {key: after[key] for key in ("edge", "m-1", "m-2")} == {key: before[key] for key in ("edge", "m-1", "m-2")}
 
 
-@pytest.mark.slow
 def test_down_works_without_the_control_plane(place: Place) -> None:
     place.call("run")
     os.kill(place.pids["control"], signal.SIGKILL)
@@ -168,7 +167,6 @@ def test_down_works_without_the_control_plane(place: Place) -> None:
     assert place.left() == []
 
 
-@pytest.mark.slow
 def test_down_works_while_the_fleet_is_broken(place: Place) -> None:
     place.call("run")
     (place.folder / "fleet.yaml").write_text("models: [")
@@ -177,7 +175,6 @@ def test_down_works_while_the_fleet_is_broken(place: Place) -> None:
     assert f"only the usual state folder was looked at, {place.paths.root}" in output and "make stop" in output
 
 
-@pytest.mark.slow
 def test_an_engine_that_fails_is_told_with_its_reason_and_log(place: Place) -> None:
     program = place.folder / "crash.py"
     program.write_text("print('about to fail')\nraise ValueError('no room for the model')\n")
@@ -192,7 +189,6 @@ def test_an_engine_that_fails_is_told_with_its_reason_and_log(place: Place) -> N
     assert "Ready." in place.call("run")  # the same command again, as the message says
 
 
-@pytest.mark.slow
 def test_what_fails_early_starts_nothing(place: Place) -> None:
     host, port = place.fleet["edge"]["listen"].split(":")
     with socket.create_server((host, int(port))):
@@ -201,7 +197,6 @@ def test_what_fails_early_starts_nothing(place: Place) -> None:
     assert place.left() == [] and not (place.paths.root / "engines").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.3, 1.0])
 def test_ctrl_c_leaves_a_state_that_down_cleans(place: Place, after: float) -> None:
     process = place.start("run")
@@ -213,7 +208,6 @@ def test_ctrl_c_leaves_a_state_that_down_cleans(place: Place, after: float) -> N
     assert "Ready." in place.call("run")
 
 
-@pytest.mark.slow
 def test_down_says_so_when_the_state_folder_was_changed(place: Place) -> None:
     place.call("run")
     edited = {**place.fleet, "control": {**place.fleet["control"], "state_dir": "elsewhere"}}
@@ -232,7 +226,6 @@ def test_down_says_so_when_the_state_folder_was_changed(place: Place) -> None:
     assert place.left() == []
 
 
-@pytest.mark.slow
 def test_a_broken_fleet_whose_state_lies_elsewhere_is_not_said_to_be_down(place: Place) -> None:
     place.fleet["control"]["state_dir"] = "elsewhere"
     place.write()
@@ -244,7 +237,6 @@ def test_a_broken_fleet_whose_state_lies_elsewhere_is_not_said_to_be_down(place:
     assert "Nothing of this fleet" not in output
 
 
-@pytest.mark.slow
 def test_a_refused_change_stops_no_engine(place: Place) -> None:
     place.call("run")
     pids = place.pids
@@ -260,7 +252,6 @@ def test_a_refused_change_stops_no_engine(place: Place) -> None:
         assert listens(address)
 
 
-@pytest.mark.slow
 def test_a_changed_address_of_the_page_restarts_the_control_plane_alone(place: Place) -> None:
     place.call("run")
     before = place.pids
@@ -273,7 +264,6 @@ def test_a_changed_address_of_the_page_restarts_the_control_plane_alone(place: P
     assert listens(place.fleet["control"]["listen"])
 
 
-@pytest.mark.slow
 def test_a_control_plane_that_does_not_answer_is_told(place: Place) -> None:
     place.call("run")
     pid = place.pids["control"]
@@ -293,7 +283,6 @@ def test_a_control_plane_that_does_not_answer_is_told(place: Place) -> None:
     assert f"The control plane (pid {pid}) runs, but does not answer at" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 def test_two_runs_at_once_follow_each_other(place: Place) -> None:
     both = [place.start("run"), place.start("run")]
     outputs = [process.communicate(timeout=60)[0] for process in both]
@@ -304,7 +293,6 @@ def test_two_runs_at_once_follow_each_other(place: Place) -> None:
     assert set(place.pids) == {"control", "edge", "m-1", "m-2"}
 
 
-@pytest.mark.slow
 def test_control_log_is_bounded_while_the_control_plane_runs(place: Place) -> None:
     place.call("run")
     with place.paths.control_log.open("ab") as log:
@@ -315,7 +303,6 @@ def test_control_log_is_bounded_while_the_control_plane_runs(place: Place) -> No
     assert "control.log was full" in place.paths.control_log.read_text()
 
 
-@pytest.mark.slow
 def test_engines_of_others_are_ready_or_named_before_it_says_ready(place: Place) -> None:
     port = free_port()
     url = {"url": f"http://127.0.0.1:{port}"}
@@ -336,6 +323,5 @@ def test_engines_of_others_are_ready_or_named_before_it_says_ready(place: Place)
             engine.terminate()
 
 
-@pytest.mark.slow
 def test_down_where_nothing_ever_ran(place: Place) -> None:
     assert place.call("down") == "Nothing was ever started here.\n"

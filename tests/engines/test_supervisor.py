@@ -28,6 +28,8 @@ from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
 from tests.support.net import free_port
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 SCRIPTED = ["{python}", "-m", "tests.scripted", "--port", "{port}", "--name", "{name}"]
 FAST = Policy(poll=0.05, pauses=(0.05,), quick=60, give_up_after=3, retry=0.2)
 
@@ -415,7 +417,6 @@ def test_another_program_that_answers_is_not_ready(stand: Stand) -> None:
     assert status.detail == "not ready after 2 s: /v1/models lists other, not m"
 
 
-@pytest.mark.slow
 def test_no_orphan_of_an_engine_with_children(stand: Stand) -> None:
     """The leader ends at TERM but leaves a child that ignores it, and one in a session of its own."""
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"

@@ -26,6 +26,8 @@ from tests.support.net import REPOSITORY, free_port, wait_until
 from tests.web.conftest import Daemon, Stack, serve_app
 from tests.web.fakes import Sources
 
+pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
+
 COMMAND = ["{python}", "-m", "tests.scripted", "--port", "{port}", "--name", "{name}"]
 
 
@@ -89,7 +91,6 @@ def local(tmp_path: Path) -> Iterator[Local]:
     local.clean_up()
 
 
-@pytest.mark.slow
 def test_engines_outlive_a_killed_daemon_and_end_with_a_told_one(local: Local) -> None:
     local.daemon.start()
     pids = local.until_ready("m-1")
@@ -112,7 +113,6 @@ def test_engines_outlive_a_killed_daemon_and_end_with_a_told_one(local: Local) -
     assert "Told to stop (SIGTERM)" in text and "Traceback" not in text and "hunter2" not in text
 
 
-@pytest.mark.slow
 def test_hangup_reads_the_fleet_again_and_a_broken_one_changes_nothing(local: Local) -> None:
     local.daemon.start()
     pids = local.until_ready("m-1")
@@ -146,7 +146,6 @@ def test_signals_of_the_first_moment_are_kept(local: Local) -> None:
     assert local.daemon.stop() == 0
 
 
-@pytest.mark.slow
 def test_told_to_make_way_it_leaves_its_engines(local: Local) -> None:
     local.daemon.start()
     pids = local.until_ready("m-1")
