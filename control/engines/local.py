@@ -161,11 +161,17 @@ class Keeper:
     def _may_listen(self) -> bool:
         """Whether the engine's address is free; waits for an engine of ours that is about to leave it."""
         spec, began = self._engine.spec, time.monotonic()
+        just_left = True
         while True:
             taken, problem = cannot_listen(spec)
             if not problem:
                 return True
             other = _engine_on(spec.host, spec.port, self._paths) if taken else None
+            if taken and other is None and just_left:
+                just_left = False  # ours may have ended between the two looks: look once more
+                if self._pause(self._policy.poll):
+                    return False
+                continue
             if other is None or time.monotonic() - began > other[1].stop_seconds + 2 * processes.KILL_SECONDS:
                 self._set("failed", "port taken" if taken else "cannot listen", problem)
                 return False
