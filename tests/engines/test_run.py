@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from control.engines.processes import LOG_LIMIT, Record
 from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_pid
+from tests.support import processes
 from tests.support.net import free_port, wait_until
 
 pytestmark = pytest.mark.slow  # starts and waits of its own: not for make test-fast
@@ -80,15 +80,7 @@ class Place:
 
     def left(self) -> list[str]:
         """Processes that have to do with this folder."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                line = " ".join(process.cmdline())
-                if str(self.folder) in line or process.cwd().startswith(str(self.folder)):
-                    found.append(line)
-            except psutil.Error:
-                continue
-        return found
+        return processes.of_folder(self.folder)
 
 
 @pytest.fixture

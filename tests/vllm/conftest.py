@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import requests
 import yaml
 
 from control.paths import REPOSITORY, StatePaths
+from tests.support import processes
 from tests.support.net import free_port, wait_until
 
 #: Seconds: the first run of a checkout installs 2.7 GB before it starts anything.
@@ -98,15 +98,7 @@ class Stack:
 
     def processes(self) -> list[str]:
         """Command lines of processes that have to do with this stack."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                line = " ".join(process.cmdline())
-                if str(self.folder) in line or process.cwd().startswith(str(self.folder)):
-                    found.append(line)
-            except psutil.Error:
-                continue
-        return found
+        return processes.of_folder(self.folder)
 
 
 @pytest.fixture(scope="session")
