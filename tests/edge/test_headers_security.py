@@ -43,7 +43,7 @@ def test_identity_and_internal_headers_never_reach_an_engine(alphabet: Alphabet)
     """A client's headers could steer the engine (rank, priority), claim an address, or carry the client's own key."""
     answer = alphabet.edge.post(CHAT, chat("alpha", echo=True), headers=SPOOFED)
     seen = {name.lower(): value for name, value in answer.json()["headers"]}
-    allowed = {"host", "content-type", "content-length", "accept", "user-agent", "x-request-id"}
+    allowed = {"host", "content-type", "content-length", "accept", "user-agent", "x-request-id", "traceparent"}
     assert set(seen) <= allowed, set(seen) - allowed
     assert seen["host"] != "evil.example.com"
 
