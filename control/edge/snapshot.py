@@ -67,6 +67,7 @@ def _names(fleet: Fleet) -> dict[str, str]:
 
 def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict[str, Any]:
     settings = fleet.models[name]
+    fallback = {"fallback": list(settings.fallback)} if settings.fallback else {}
     return {
         "policy": settings.routing.policy,
         "connect_ms": int(settings.timeouts.connect),
@@ -76,6 +77,7 @@ def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict
         "wait_ms": int(settings.queue.timeout),
         "names": [name, *settings.aliases],
         "loras": list(settings.loras),
+        **fallback,
         "backends": [backend.id for backend in backends if backend.model == name],
     }
 

@@ -166,6 +166,7 @@ def _models(fleet: Fleet) -> Iterator[Finding]:
         path: KeyPath = ("models", name)
         for index, backend in enumerate(model.backends):
             yield from _backend((*path, "backends", index), backend, fleet)
+        yield from _fallback((*path, "fallback"), name, model, fleet)
         ours = next((index for index, backend in enumerate(model.backends) if backend.host is not None), None)
         if ours is not None and model.engine is None:
             message = "this backend is started here, but the model says nothing about how."
@@ -173,6 +174,18 @@ def _models(fleet: Fleet) -> Iterator[Finding]:
             yield Finding((*path, "backends", ours), message, hint, ((*path, "engine"),))
         if model.engine is not None:
             yield from _engine((*path, "engine"), model.engine, model, started=ours is not None)
+
+
+def _fallback(path: KeyPath, name: str, model: Model, fleet: Fleet) -> Iterator[Finding]:
+    for index, other in enumerate(model.fallback):
+        if other == name:
+            yield Finding((*path, index), "a model cannot fall back to itself.", "Remove it.")
+        elif other in model.fallback[:index]:
+            yield Finding((*path, index), f"{other!r} stands here twice.", "Remove it.")
+        elif other not in fleet.models:
+            owner = next((own for own, its in fleet.models.items() if other in (*its.aliases, *its.loras)), None)
+            hint = f"Write the model's own name, {owner!r}." if owner else did_you_mean(other, fleet.models)
+            yield Finding((*path, index), f"there is no model {other!r}.", hint, (("models",),))
 
 
 def _backend(path: KeyPath, backend: Backend, fleet: Fleet) -> Iterator[Finding]:

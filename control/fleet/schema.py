@@ -349,6 +349,8 @@ class Model(Strict):
     routing: Routing = Routing()
     timeouts: ModelTimeouts = ModelTimeouts()
     queue: Queue = Queue()
+    fallback: Annotated[list[ModelName], Field(max_length=16)] = []
+    """Models that serve while no backend of this one is ready, the first that can; the answer then says so."""
     engine: Engine | None = None
     """How engines are started; needed for backends with ``host``."""
     backends: Annotated[list[Backend], Field(min_length=1, max_length=1000)]

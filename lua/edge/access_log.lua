@@ -53,6 +53,7 @@ end
 function _M.line(state, facts)
     local model, backend, route = state.model, state.backend, state.route
     return '"key":null,"model":' .. name(model and model.id)
+        .. ',"fallback_from":' .. name(state.asked and state.asked.id)
         .. ',"backend":' .. name(backend and backend.id)
         .. ',"path":' .. (route and name(route.path) or raw_path())
         .. ',"end":"' .. facts.ending

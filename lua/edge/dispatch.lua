@@ -5,9 +5,11 @@
 local probe = require "edge.probe"
 local queue = require "edge.queue"
 local request = require "edge.request"
+local retry_budget = require "edge.retry_budget"
 
 local ngx = ngx
 local exec = ngx.exec
+local now = ngx.now
 local set_uri = ngx.req.set_uri
 
 -- A request is offered to at most this many engines: refused connections must not become a storm.
@@ -17,6 +19,19 @@ local HTTP_LOCATION = "@engine_http"
 
 
 local _M = {}
+
+-- Model id -> this worker's share of the model's retries.
+local budgets_cache = {}
+
+
+local function budget_of(model)
+    local budget = budgets_cache[model.id]
+    if not budget then
+        budget = retry_budget.new(now())
+        budgets_cache[model.id] = budget
+    end
+    return budget
+end
 
 
 local function assign(state, backend)
@@ -29,6 +44,7 @@ end
 -- another one.
 function _M.first(state, backend)
     assign(state, backend)
+    retry_budget.earn(budget_of(state.model))
     local var = ngx.var
     if backend.authorization then
         var.edge_authorization = backend.authorization
@@ -56,6 +72,10 @@ function _M.again(state)
     state.tried = tried
     tried[state.backend.id] = true
     if state.pinned or state.tries >= MAX_TRIES then
+        return
+    end
+    if not retry_budget.spend(budget_of(state.asked or state.model), now()) then
+        state.unretried = true
         return
     end
     local backend = queue.take(state)

@@ -39,6 +39,7 @@ local function counters_of(model, backend)
             counters.prompt = metrics.counter("tokens", "model", model, "kind", "prompt")
             counters.completion = metrics.counter("tokens", "model", model, "kind", "completion")
             counters.retries = metrics.counter("retries", "model", model)
+            counters.unretried = metrics.counter("unretried", "model", model)
         end
         by_backend[model] = counters
     end
@@ -159,6 +160,12 @@ local function count(state, facts, status)
     end
     if state.tries > 1 then
         metrics.add(counters.retries, state.tries - 1)
+    end
+    if state.unretried then
+        metrics.add(counters.unretried, 1)
+    end
+    if state.asked then
+        metrics.add(metrics.counter("fallbacks", "model", state.asked.id, "served", model), 1)
     end
     if facts.prompt_tokens then
         metrics.add(counters.prompt, facts.prompt_tokens)

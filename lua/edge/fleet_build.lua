@@ -179,6 +179,7 @@ function _M.build(text)
             limited = false,
             names = model.names,
             loras = model.loras or {},
+            fallback = model.fallback,
             is_own = {},         -- its own names, as a set: others are adapters
             backends = {},       -- in the order of their tiers
             by_tag = {},

@@ -33,7 +33,7 @@ local function check_backend(id, backend, models)
 end
 
 
-local function check_model(id, model, backends)
+local function check_model(id, model, models, backends)
     if type(model) ~= "table" or type(model.backends) ~= "table" or type(model.names) ~= "table"
         or type(model.connect_ms) ~= "number" or type(model.send_ms) ~= "number"
         or type(model.read_ms) ~= "number" or type(model.policy) ~= "string"
@@ -45,6 +45,14 @@ local function check_model(id, model, backends)
     for _, backend_id in ipairs(model.backends) do
         if not backends[backend_id] then
             return "model " .. id .. " names the unknown backend " .. tostring(backend_id)
+        end
+    end
+    if model.fallback ~= nil and type(model.fallback) ~= "table" then
+        return "the fallback of model " .. id .. " is not a list"
+    end
+    for _, other in ipairs(model.fallback or {}) do
+        if not models[other] then
+            return "model " .. id .. " falls back to the unknown model " .. tostring(other)
         end
     end
 end
@@ -68,7 +76,7 @@ function _M.check(text)
         end
     end
     for id, model in pairs(given.models) do
-        local problem = check_model(id, model, given.backends)
+        local problem = check_model(id, model, given.models, given.backends)
         if problem then
             return problem
         end

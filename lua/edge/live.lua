@@ -39,6 +39,7 @@ function _M.begin()
         -- access and request
         route = false,
         model = false,
+        asked = false,       -- the model that was asked for, when a fallback model serves instead
         name = false,        -- the name that the client sent
         sent = false,        -- the name that stands in the body now
         previous = false,    -- the response that this request continues
@@ -62,6 +63,7 @@ function _M.begin()
         -- dispatch
         tries = 0,
         tried = false,
+        unretried = false,   -- the retry budget of its model was spent
         -- stream; times in seconds
         begun = false,
         sse = false,

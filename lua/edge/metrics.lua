@@ -37,6 +37,14 @@ local FAMILIES = {
         name = "signalbox_connect_retries_total", kind = "counter",
         help = "Requests offered to another engine after a failed connect.",
     },
+    unretried = {
+        name = "signalbox_connect_retries_refused_total", kind = "counter",
+        help = "Requests not offered to another engine because the model's retry budget was spent.",
+    },
+    fallbacks = {
+        name = "signalbox_fallbacks_total", kind = "counter",
+        help = "Requests for a model without a ready backend that another model served.",
+    },
     wait = {
         name = "signalbox_queue_wait_seconds", kind = "histogram", bounds = QUEUE_WAITS,
         help = "Time that a request waited for a backend below its limit.",
@@ -54,7 +62,7 @@ local FAMILIES = {
         help = "Time from the request's arrival to its last byte.",
     },
 }
-local ORDER = { "requests", "tokens", "retries", "wait", "ttft", "itl", "duration" }
+local ORDER = { "requests", "tokens", "retries", "unretried", "fallbacks", "wait", "ttft", "itl", "duration" }
 
 
 local _M = {}

@@ -7,10 +7,12 @@
 
 local fleet = require "edge.fleet"
 local lines = require "edge.lines"
+local pace = require "edge.pace"
 local pick = require "edge.pick"
 local request = require "edge.request"
 local slots = require "edge.slots"
 
+local ipairs = ipairs
 local now = ngx.now
 local floor, max, min = math.floor, math.max, math.min
 
@@ -88,6 +90,9 @@ local function wait(state)
         if line[1] == waiter then
             if lines.is_front(line, waiter.number) then
                 local backend, reason = ask(state, waiter)
+                if backend then
+                    pace.served(state.model.id)
+                end
                 if backend or reason ~= "full" then
                     lines.leave(state)
                     return backend, reason
@@ -113,12 +118,13 @@ function _M.refusal(state, reason)
     local model = state.model
     if reason == "crowded" then
         return 429, "queue_full", "Every engine of model '" .. model.id .. "' is at its limit, and "
-            .. model.waiting.limit .. " requests are waiting already. Try again shortly.",
-            { retry_after = 5 }
+            .. model.waiting.limit .. " requests are waiting already. Try again later.",
+            { retry_after = pace.retry_after(model.id, _M.length(model), model.wait) }
 
     elseif reason == "late" then
         return 429, "queue_timeout", "Every engine of model '" .. model.id .. "' was at its limit for "
-            .. model.wait .. " s. Nothing was started; try again later.", { retry_after = 10 }
+            .. model.wait .. " s. Nothing was started; try again later.",
+            { retry_after = pace.retry_after(model.id, _M.length(model) + 1, model.wait) }
 
     elseif reason == "cancelled" then
         return 503, "cancelled", "An operator has ended this request while it waited. Nothing was started.",
@@ -134,9 +140,8 @@ function _M.refusal(state, reason)
 end
 
 
--- A backend for this request with its slot taken (state.slot): at once, or after waiting. Else nil
--- and what openai.refuse needs.
-function _M.take(state)
+-- A backend of state.model with its slot taken, at once or after waiting. Else nil and why not.
+local function take_one(state)
     local model = state.model
     local backend, reason = nil, "full"
     if not model.limited or slots.in_flight(model.waiting) == 0 then
@@ -145,6 +150,50 @@ function _M.take(state)
     if not backend and reason == "full" then
         backend, reason = wait(state)
         ngx.var.edge_queue_ms = floor(state.waited * 1000 + 0.5)
+    end
+    return backend, reason
+end
+
+
+-- No backend of the model is ready: the first of its fallback models that has one serves instead.
+-- Not what only certain engines can answer: a conversation that one holds, an adapter that only
+-- engines report.
+local function fall_back(state, asked)
+    if state.pinned or state.reported then
+        return nil, "none"
+    end
+    local models = fleet.current().models
+    for _, id in ipairs(asked.fallback) do
+        local other = models[id]
+        if other and other.ready_count > 0 then
+            state.model, state.asked = other, asked
+            local backend, reason = take_one(state)
+            if backend then
+                ngx.var.edge_fallback = id
+                return backend
+            end
+            if reason ~= "none" then
+                return nil, reason
+            end
+        end
+    end
+    state.model, state.asked = asked, false
+    return nil, "none"
+end
+
+
+-- A backend for this request with its slot taken (state.slot): at once, or after waiting. Else nil
+-- and what openai.refuse needs.
+function _M.take(state)
+    if state.asked then
+        -- An engine of the fallback model could not be connected to: from the beginning.
+        state.model, state.asked = state.asked, false
+        ngx.var.edge_fallback = ""
+    end
+    local asked = state.model
+    local backend, reason = take_one(state)
+    if reason == "none" and asked.fallback then
+        backend, reason = fall_back(state, asked)
     end
     if backend then
         return backend

@@ -44,6 +44,12 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     (("models", "rented", "loras"), ["own-lora"], ["rented.loras[0]: the name 'own-lora' is already taken by"]),
     (("default_model",), "pakaged", ["default_model: there is no model 'pakaged'. Did you mean 'packaged'?"]),
     (("default_model",), "own", ["there is no model 'own'. Write the model's own name, 'org/own:1'."]),
+    # fallback
+    ((*OWN, "fallback"), ["rented", "packaged"], []),
+    ((*OWN, "fallback"), ["org/own:1"], ["fallback[0]: a model cannot fall back to itself."]),
+    ((*OWN, "fallback"), ["rented", "rented"], ["fallback[1]: 'rented' stands here twice."]),
+    ((*OWN, "fallback"), ["rentet"], ["fallback[0]: there is no model 'rentet'. Did you mean 'rented'?"]),
+    (("models", "rented", "fallback"), ["own"], ["there is no model 'own'. Write the model's own name, 'org/own:1'."]),
     # ids and hosts
     ((*RENTED, 1, "id"), "own-a", ["[1].id: the id 'own-a' is already taken by models.org/own:1.backends[0].id."]),
     (

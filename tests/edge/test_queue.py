@@ -338,3 +338,22 @@ def test_a_slot_freed_in_one_worker_serves_a_client_of_the_other(engine: Scripte
             close(holder)
             answered(client)
             assert time.monotonic() - began < 0.3
+
+
+def test_retry_after_says_when_those_that_wait_will_have_been_served(engine: ScriptedEngine) -> None:
+    """A fixed number is a lie at every other speed: clients come back in a herd, or minutes late."""
+    with Edge(limited(engine, max_waiting=8, timeout="20s")) as edge:
+        clients = []
+        for _ in range(9):
+            clients.append(edge.raw())
+            clients[-1].request(CHAT, chat("alpha", headers_after_ms=500))
+        wait_until("a full queue", lambda: queue_length(edge) >= 7)
+        answered(*clients)
+        # Two a second: eight that wait take four seconds.
+        holder = hold(edge)
+        waiting = line_up(edge, *(f"again-{number}" for number in range(8)))
+        answer = edge.chat(chat("alpha"))
+        check_error(answer, 429, "queue_full")
+        assert 3 <= retry_after(answer) <= 7
+        close(holder, *waiting)
+        empty(edge)

@@ -45,6 +45,7 @@ FULL: dict[str, Any] = {
             "routing": {"policy": "round_robin"},
             "timeouts": {"connect": "250ms", "send": "1m", "read": "1h"},
             "queue": {"max_waiting": 8, "timeout": "5s"},
+            "fallback": ["packaged"],
             "engine": {
                 "runtime": "vllm-cpu",
                 "version": "0.32.0",

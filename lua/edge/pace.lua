@@ -1,0 +1,67 @@
+-- How fast the line of a model moves, over all workers, and when a refused client should come back.
+-- The moments at which the last requests were served lie in a ring: ten generations of a minute each
+-- and a thousand short ones are both measured over as long as they took.
+
+local log = ngx.log
+local now = ngx.now
+local ERR = ngx.ERR
+local ceil, max, min = math.ceil, math.max, math.min
+
+local dict = ngx.shared.edge_queue
+
+local RING = 32
+-- Older moments say nothing of now (seconds).
+local FORGET = 300
+-- Hardly anybody was served from the line lately: nothing better is known (seconds).
+local UNKNOWN = 30
+
+
+local _M = {}
+
+
+local function slot(model_id, number)
+    return "pace:" .. model_id .. ":" .. number % RING
+end
+
+
+-- Counts one request that got its slot after waiting.
+function _M.served(model_id)
+    local key = "pace:" .. model_id
+    local number, err = dict:incr(key, 1)
+    if not number and err == "not found" then
+        dict:safe_add(key, 0)
+        number, err = dict:incr(key, 1)
+    end
+    local ok = number
+    if ok then
+        ok, err = dict:safe_set(slot(model_id, number), now(), FORGET)
+    end
+    if not ok then
+        log(ERR, "edge: pace: could not note that a request was served: ", err)
+    end
+end
+
+
+-- Whole seconds until `length` requests will have been served, when `served` were in the last
+-- `seconds`; from 1 to `longest`.
+local function estimate(length, served, seconds, longest)
+    local wait = served > 0 and length * seconds / served or UNKNOWN
+    return max(1, min(ceil(wait), ceil(longest)))
+end
+
+
+-- When a client that is refused now should come back, in whole seconds: by then those that wait now
+-- have been served.
+function _M.retry_after(model_id, length, longest)
+    local last = dict:get("pace:" .. model_id) or 0
+    for number = max(1, last - RING + 1), last - 1 do
+        local at = dict:get(slot(model_id, number))
+        if at then
+            return estimate(length, last - number, now() - at, longest)
+        end
+    end
+    return estimate(length, 0, 0, longest)
+end
+
+
+return _M
