@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-test-fast run stop status render reload check lint format test test-fast \
-        test-openresty bench-edge prove-edge prove-fuzz lock schema clean vllm-runtime
+        test-openresty bench-edge prove-edge prove-fuzz prove-balancing lock schema clean vllm-runtime
 
 export PYTHON
 
@@ -86,6 +86,9 @@ bench-edge: setup-test-fast ## CPU and latency of the edge beside plain nginx an
 
 prove-edge: setup-test-fast prove-fuzz ## every long proof of the edge; figures go to docs/figures
 	.venv/bin/python -m tests.edge.prove
+
+prove-balancing: setup-test-fast ## chaos, changes of the fleet, hung engines: at length, with figures
+	.venv/bin/python -m tests.balancing.prove
 
 prove-fuzz: setup-test-fast ## 200,000 documents for each body scanner
 	.venv/bin/python -m tests.fuzz.prove

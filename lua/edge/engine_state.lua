@@ -7,6 +7,7 @@
 -- or bytes that reach our clients. Where there is none to see, a trial decides: a generation of one
 -- token. Progress always clears a suspicion, and outweighs a trial that failed meanwhile.
 
+local floor = math.floor
 local huge = math.huge
 local max = math.max
 local min = math.min
@@ -14,8 +15,10 @@ local min = math.min
 
 local _M = {}
 
--- Windows without progress after which an engine that says that it works is not believed.
-local STALL_WINDOWS = 2
+-- Windows without progress after which one is tried, and after which an engine that says that it
+-- works is not believed. A tenth less than whole ones: looks and trials take time, and a hung engine
+-- is to be out when two windows are over.
+local TRIAL_WINDOWS, STALL_WINDOWS = 0.9, 1.9
 -- Probes missed in a row until an engine is down; a late answer needs more than a refusal.
 local REFUSED_MISSES, LATE_MISSES = 2, 4
 -- Trials that fail in a row until an engine without token counters is suspect.
@@ -43,7 +46,8 @@ function _M.new(now, can_try)
         unlisted = false,      -- its model list lacks our names
         accepted = false,      -- it lacks them, yet a trial went well
         hung = false,          -- why it is not believed
-        total = false,         -- the sum of its token counters
+        total = false,         -- the sum of its token counters ...
+        read_at = 0,           -- ... and when they were read
         running = false,
         queued = 0,            -- of BUSY_READS
         moved = now,           -- the last progress
@@ -125,9 +129,11 @@ function _M.measured(engine, sample, now)
     local total = sample.tokens
     if total then
         if engine.total and total > engine.total then
-            progress(engine, now)
+            -- Bytes or a trial since the last read explain the rise. Dated at this moment, what was
+            -- done before a hang would hide it until the next read.
+            progress(engine, engine.moved > engine.read_at and engine.moved or now)
         end
-        engine.total = total
+        engine.total, engine.read_at = total, now
     end
     engine.running = sample.running or false
     if sample.waiting then
@@ -163,8 +169,15 @@ function _M.passed(engine, in_flight, heard, faults, now, settings)
         and _M.stall(engine, now) >= STALL_WINDOWS * settings.window
     then
         engine.hung = "answers probes, but has produced no token for "
-            .. STALL_WINDOWS * settings.window .. " s with requests running"
+            .. floor(_M.stall(engine, now) + 0.5) .. " s with requests running"
     end
+end
+
+
+-- Seconds from one read of /metrics to the next: a fleet that is read seldom, because it is large, may
+-- not take an engine that computes long prompts for a hung one.
+function _M.read_every(engine, now, interval, settings)
+    return _M.stall(engine, now) >= settings.window / 2 and min(interval, settings.metrics) or interval
 end
 
 
@@ -204,7 +217,7 @@ function _M.wants_trial(engine, now, settings)
     local since = engine.tried and now - engine.tried or huge
     if engine.returning or engine.hung or engine.unlisted or engine.trial_refused
         or engine.failures > 0 or engine.faults >= FAULTS
-        or _M.stall(engine, now) >= settings.window
+        or _M.stall(engine, now) >= TRIAL_WINDOWS * settings.window
     then
         return since >= settings.suspect
     end

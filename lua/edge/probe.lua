@@ -124,7 +124,7 @@ end
 
 local function look(backend, engine, current, metrics_interval)
     local settings = current.probe
-    local address = resolve.address(backend, current.dns)
+    local address = resolve.address(backend, current.dns, settings.interval + 2 * TICK)
     if not address then
         local reason = "the name " .. backend.host .. " does not resolve"
         return engine_state.missed(engine, reason, false, now(), settings)
@@ -139,7 +139,8 @@ local function look(backend, engine, current, metrics_interval)
         weigh(backend, engine, settings)
         fleet.check_key(backend)
         examine.models(backend, engine, settings)
-        examine.metrics(backend, engine, settings, metrics_interval)
+        examine.metrics(backend, engine, settings,
+                        engine_state.read_every(engine, now(), metrics_interval, settings))
     end
 end
 

@@ -12,7 +12,7 @@ local now = ngx.now
 local max = math.max
 local ERR = ngx.ERR
 
-local MIN_TTL, FAILED_TTL = 1, 2
+local MIN_TTL, FAILED_TTL = 0.5, 2
 
 
 local _M = {}
@@ -45,8 +45,9 @@ end
 
 -- The current address of a backend: itself for an IP; else from DNS, by its TTL. A name that DNS
 -- does not know (or no longer answers) keeps the last address, which at first is what it resolved
--- to when the fleet was rendered.
-function _M.address(backend, dns)
+-- to when the fleet was rendered. `ahead`: so many seconds before an answer runs out it is asked for
+-- again, because nobody comes exactly at that moment, and an engine that has moved is not there.
+function _M.address(backend, dns, ahead)
     if not backend.named or not available or not dns or #dns == 0 then
         return backend.address
     end
@@ -58,7 +59,7 @@ function _M.address(backend, dns)
     local address, detail = ask(backend.host, dns)
     if address then
         answers_cache[backend.host] = {
-            address = address, valid_until = now() + max(detail or 0, MIN_TTL),
+            address = address, valid_until = now() + max((detail or 0) - ahead, MIN_TTL),
         }
         return address
     end

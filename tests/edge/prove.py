@@ -1,7 +1,6 @@
 """The edge's promises at length: ``make prove-edge`` measures them and writes docs/figures/edge.json.
 
-Run it on a machine that does nothing else. Exit status 1 when a promise is not kept; the figures are written all the
-same.
+Run it on a machine that does nothing else. ``python -m tests.edge.prove NAME...`` measures only some of them.
 """
 
 from __future__ import annotations
@@ -9,33 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from control.edge.binary import find_engine
 from tests.edge.test_reload import read_streams
 from tests.edge.test_streaming import lateness
 from tests.support.client import CHAT, at_once, chat, percentile
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.fleets import one_model
-from tests.support.net import REPOSITORY, wait_until
-
-FIGURES = REPOSITORY / "docs" / "figures" / "edge.json"
-DOCUMENT = REPOSITORY / "docs" / "reliability.md"
-BEGIN, END = "<!-- prove-edge: begin -->", "<!-- prove-edge: end -->"
-Row = dict[str, Any]
-
-
-def row(promise: str, measured: float, bound: float, unit: str, detail: str) -> Row:
-    """One promise: kept when ``measured`` is at most ``bound``."""
-    return {"promise": promise, "measured": round(measured, 3), "bound": bound, "unit": unit, "detail": detail,
-            "kept": measured <= bound}  # fmt: skip
+from tests.support.net import wait_until
+from tests.support.proof import Chapter, Proof, Row, row
 
 
 def connections() -> list[Row]:
@@ -144,60 +127,15 @@ def killed() -> list[Row]:
                 "the slowest of 5 times, all workers at once, 50 streams")]  # fmt: skip
 
 
-PROOFS: tuple[Callable[[], list[Row]], ...] = (connections, events, bodies, reloads, leavers, killed)
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/reliability.md."""
-    lines = [
-        f"Measured on {result['date']} at commit {result['commit'][:12]} with {result['versions']['nginx']} on "
-        f"{result['machine']['processors']} cores.",
-        "",
-        "| promise | measured | bound | how | |",
-        "|---|---:|---:|---|---|",
-    ]
-    for one in result["rows"]:
-        lines.append(
-            f"| {one['promise']} | {one['measured']:g} {one['unit']} | {one['bound']:g} | {one['detail']} | "
-            f"{'kept' if one['kept'] else '**not kept**'} |"
-        )
-    return "\n".join(lines)
-
-
-def filled(text: str, result: dict[str, Any]) -> str:
-    """The document with its table replaced."""
-    head, rest = text.split(BEGIN)
-    return head + BEGIN + "\n" + markdown(result) + "\n" + END + rest.split(END)[1]
-
-
-def main() -> int:
-    """Measure everything, write figures and table; return the exit status."""
-    rows: list[Row] = []
-    for proof in PROOFS:
-        for one in proof():
-            rows.append(one)
-            print(
-                f"{one['promise']}: {one['measured']:g} {one['unit']} (at most {one['bound']:g}; {one['detail']})",
-                flush=True,
-            )
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
-    result = {
-        "rows": rows,
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit.stdout.strip(),
-        "versions": {"nginx": find_engine().title, "python": platform.python_version()},
-        "machine": {"system": platform.platform(terse=True), "processors": os.cpu_count()},
-    }
-    FIGURES.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    DOCUMENT.write_text(filled(DOCUMENT.read_text(), result))
-    return 0 if all(one["kept"] for one in rows) else 1
-
-
-def figures(path: Path = FIGURES) -> dict[str, Any]:
-    """The figures of the last run."""
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
-
+PROOFS: dict[str, Proof] = {
+    "connections": connections,
+    "events": events,
+    "bodies": bodies,
+    "reloads": reloads,
+    "leavers": leavers,
+    "killed": killed,
+}
+CHAPTER = Chapter("edge", PROOFS)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(CHAPTER.main())

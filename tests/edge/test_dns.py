@@ -5,44 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dnslib import QTYPE, RCODE, RR, A, DNSRecord
-from dnslib.server import BaseResolver, DNSHandler, DNSLogger, DNSServer
 
+from tests.support.dns import NAME, Zone, name_server
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
-from tests.support.net import free_port, wait_until
+from tests.support.net import wait_until
 
-NAME = "engine.test"
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}]}
-
-
-class Zone(BaseResolver):
-    """Answers for one name; ``address`` None: it does not exist."""
-
-    def __init__(self) -> None:
-        self.address: str | None = None
-        self.asked = 0
-
-    def resolve(self, request: DNSRecord, handler: DNSHandler) -> DNSRecord:
-        self.asked += 1
-        reply = request.reply()
-        if self.address is None or str(request.q.qname) != NAME + ".":
-            reply.header.rcode = RCODE.NXDOMAIN
-        elif request.q.qtype == QTYPE.A:
-            reply.add_answer(RR(NAME, QTYPE.A, rdata=A(self.address), ttl=1))
-        return reply
 
 
 @pytest.fixture
 def zone() -> Iterator[tuple[Zone, int]]:
-    zone, port = Zone(), free_port()
-    server = DNSServer(zone, address="127.0.0.1", port=port, logger=DNSLogger("-request,-reply"))
-    server.start_thread()
-    try:
-        yield zone, port
-    finally:
-        server.stop()
-        server.server.server_close()
+    with name_server() as server:
+        yield server
 
 
 @pytest.mark.slow

@@ -117,6 +117,38 @@ describe("an engine", function()
 end)
 
 
+describe("counters that rise", function()
+    local function at_work(now)
+        local engine = engine_state.new(now, true)
+        engine_state.reached(engine)
+        engine_state.measured(engine, { tokens = 10, running = 1 }, now)
+        engine_state.passed(engine, 1, 0, 0, now, S)
+        return engine
+    end
+
+    it("tell nothing new when bytes have come since the last read", function()
+        local engine = at_work(100)
+        engine_state.passed(engine, 1, 100.3, 0, 100.5, S)
+        engine_state.measured(engine, { tokens = 20, running = 1 }, 102)
+        assert.equal(100.3, engine.moved)
+    end)
+
+    it("are progress at the moment of the read when nothing else has told of it", function()
+        local engine = at_work(100)
+        engine_state.measured(engine, { tokens = 20, running = 1 }, 102)
+        assert.equal(102, engine.moved)
+        engine_state.measured(engine, { tokens = 30, running = 1 }, 104)
+        assert.equal(104, engine.moved)
+    end)
+
+    it("are read more often in a large fleet once nothing moves", function()
+        local engine = at_work(100)
+        assert.equal(10, engine_state.read_every(engine, 102, 10, S))
+        assert.equal(S.metrics, engine_state.read_every(engine, 103, 10, S))
+    end)
+end)
+
+
 describe("a hung engine with /health 200", function()
     local function hang(options, running)
         local sim = simulation(options)
