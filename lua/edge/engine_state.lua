@@ -174,16 +174,15 @@ function _M.passed(engine, in_flight, heard, faults, now, settings)
 end
 
 
--- Seconds from one read of /metrics to the next: a fleet that is read seldom, because it is large, may
--- not take an engine that computes long prompts for a hung one.
-function _M.read_every(engine, now, interval, settings)
-    return _M.stall(engine, now) >= settings.window / 2 and min(interval, settings.metrics) or interval
-end
-
-
 -- For how many seconds there has been work without progress.
 function _M.stall(engine, now)
     return engine.stalled_from and now - max(engine.moved, engine.stalled_from) or 0
+end
+
+
+-- Whether an engine is to be watched closely: it has work and has not moved for half a window.
+function _M.in_doubt(engine, now, settings)
+    return _M.stall(engine, now) >= settings.window / 2
 end
 
 

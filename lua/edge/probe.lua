@@ -16,7 +16,7 @@ local every = ngx.timer.every
 local leads = leader.leads
 local ipairs = ipairs
 local log = ngx.log
-local max = math.max
+local max, min = math.max, math.min
 local now = ngx.now
 local pairs = pairs
 local spawn = ngx.thread.spawn
@@ -139,8 +139,11 @@ local function look(backend, engine, current, metrics_interval)
         weigh(backend, engine, settings)
         fleet.check_key(backend)
         examine.models(backend, engine, settings)
-        examine.metrics(backend, engine, settings,
-                        engine_state.read_every(engine, now(), metrics_interval, settings))
+        if engine_state.in_doubt(engine, now(), settings) then
+            -- What is read seldom, because the fleet is large, would make a long prefill look hung.
+            metrics_interval = min(metrics_interval, settings.metrics)
+        end
+        examine.metrics(backend, engine, settings, metrics_interval)
     end
 end
 
@@ -211,6 +214,9 @@ local function look_at_all(premature)
                 end
                 threads, n = {}, 0
             end
+
+        elseif engine_state.in_doubt(engine, now(), settings) then
+            weigh(backend, engine, settings)  -- out when its time is over, not at the next look
         end
     end
     for i = 1, n do

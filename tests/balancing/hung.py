@@ -76,8 +76,8 @@ def busy_ones(clock: Clock) -> list[Row]:
     for title, (out, back) in (("whose core hangs, /health 200", core), ("whose process stands still", process)):
         rows.append(row(f"A busy engine is out within two windows ({title})", out, 2 * clock.window + clock.slack, "s",
                         f"windows of {clock.window:g} s"))  # fmt: skip
-        rows.append(row(f"It is back when it goes on ({title})", back, clock.suspect + clock.interval + clock.slack, "s",
-                        "its streams went on and ended well"))  # fmt: skip
+        rows.append(row(f"It is back when it goes on ({title})", back, clock.suspect + clock.interval + clock.slack,
+                        "s", "its streams went on and ended well"))  # fmt: skip
     return rows
 
 
@@ -92,8 +92,8 @@ def idle_one(clock: Clock) -> list[Row]:
     bound = clock.idle + clock.window + clock.interval + clock.slack
     return [row("An idle engine that hangs is out within its interval", out, bound, "s",
                 f"one trial every {clock.idle:g} s, which may take a window; it hung just after one"),
-            row("It is back when it goes on (idle)", back, clock.suspect + clock.interval + clock.slack, "s",
-                f"tried every {clock.suspect:g} s meanwhile")]  # fmt: skip
+            row("It is back when it goes on (idle)", back, clock.suspect + clock.interval + clock.slack,
+                "s", f"tried every {clock.suspect:g} s meanwhile")]  # fmt: skip
 
 
 def never_out(clock: Clock, seconds: float) -> list[Row]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import dns, hung
+from tests.balancing import changes, chaos, dns, hung
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
+    "chaos": chaos.proof,
+    "changes": changes.proof,
     "hung": hung.proof,
     "dns": dns.proof,
 }

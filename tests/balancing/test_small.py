@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.balancing import dns, hung
+from tests.balancing import changes, chaos, dns, hung
 from tests.support.proof import Row
 
 pytestmark = pytest.mark.slow
@@ -20,3 +20,11 @@ def test_hung_engines() -> None:
 
 def test_dns() -> None:
     kept(dns.proof(times=2))
+
+
+def test_chaos() -> None:
+    kept(chaos.proof(chaos.SMALL))
+
+
+def test_changes_of_the_fleet() -> None:
+    kept(changes.proof(changes=15, streams=30))

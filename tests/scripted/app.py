@@ -172,6 +172,8 @@ async def _left(receive: Any) -> None:
 
 
 def _remember(call: Call) -> None:
+    if call.engine.starts:
+        call.engine.starts.write(f"{call.header('x-request-id')}\n".encode())
     digest = hashlib.sha256(call.body).hexdigest()
     call.engine.last.append({"path": call.path, "id": call.header("x-request-id"), "sha256": digest,
                              "length": len(call.body)})  # fmt: skip

@@ -50,6 +50,7 @@ class Engine:
     models_delay_ms: float = 0
     started_at: float = field(default_factory=time.time)
     instance: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    starts: Any = None  # a file to which every started request's id is written at once
     server: Any = None  # uvicorn's Server, for refusing connections a while
 
     opened: int = 0
