@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import changes, chaos, dns, hung
+from tests.balancing import dns
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
-    "chaos": chaos.proof,
-    "changes": changes.proof,
-    "hung": hung.proof,
     "dns": dns.proof,
 }
 CHAPTER = Chapter("balancing", PROOFS)
