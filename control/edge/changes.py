@@ -18,6 +18,7 @@ class Changes:
     files: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
+    rules: bool = False
     fleet: bool = False
     first: bool = False  # nothing was ever applied, so that all is new
 
@@ -34,6 +35,8 @@ class Changes:
         if self.first:
             return []
         lines = [f"model {text}" for text in self.models] + [f"backend {text}" for text in self.backends]
+        if self.rules:
+            lines.append("rules changed")
         if self.fleet and not lines:
             lines.append("fleet.json changed")
         if self.diff:
@@ -62,6 +65,7 @@ def compare(
         files=files,
         models=_members(old.get("models", {}), new_fleet["models"]),
         backends=_members(old.get("backends", {}), new_fleet["backends"]),
+        rules=old.get("rules", []) != new_fleet.get("rules", []),
         fleet=without_version(old) != without_version(new_fleet),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control.fleet.resolve import ResolvedBackend
-from control.fleet.schema import Fleet
+from control.fleet.schema import Fleet, Rule
 
 Snapshot = dict[str, Any]
 
@@ -42,6 +42,8 @@ def snapshot(
     if fleet.default_model is not None:
         content["default_model"] = fleet.default_model
     content["names"] = _names(fleet)
+    if fleet.rules:
+        content["rules"] = [_rule(rule) for rule in fleet.rules]
     content["models"] = {name: _model(fleet, name, backends) for name in fleet.models}
     content["backends"] = {backend.id: _backend(backend, addresses) for backend in backends}
     return content
@@ -63,6 +65,16 @@ def _names(fleet: Fleet) -> dict[str, str]:
         for name in (model, *settings.aliases, *settings.loras):
             names[name] = model
     return names
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    """What is given of a rule; hosts and header names, which have no case, in lower case."""
+    content = rule.model_dump(exclude_none=True)
+    if rule.host is not None:
+        content["host"] = rule.host.lower()
+    if rule.header is not None:
+        content["header"]["name"] = rule.header.name.lower()
+    return content
 
 
 def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict[str, Any]:
@@ -101,6 +113,8 @@ def _backend(backend: ResolvedBackend, addresses: Mapping[str, Sequence[str]]) -
         content["weight"] = backend.weight
     if backend.tier != 1:
         content["tier"] = backend.tier
+    if backend.pool is not None:
+        content["pool"] = backend.pool
     content["name"] = backend.name
     content["served"] = list(backend.served)
     if backend.key_file is not None:

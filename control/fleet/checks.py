@@ -8,30 +8,19 @@ from pathlib import Path
 from string import Formatter
 
 from control.fleet.address import ip, is_host, is_loopback, overlap, split_listen, split_url
+from control.fleet.headers import is_edges_own, passes_anyway
 from control.fleet.messages import Finding, did_you_mean, shown
+from control.fleet.rules import check_rules
 from control.fleet.schema import PLACEHOLDERS, Backend, Engine, Fleet, Model
 from control.fleet.source import KeyPath, dotted
 
 LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("control", "listen"))
 
-#: Headers that say who somebody is, how a connection is handled, or what only the edge may say.
-_REFUSED_HEADERS = {
-    "authorization", "proxy-authorization", "proxy-authenticate", "x-api-key", "api-key", "cookie", "set-cookie",
-    "host", "connection", "proxy-connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect",
-    "content-length", "content-encoding", "accept-encoding", "forwarded", "via", "x-real-ip", "x-data-parallel-rank",
-    "x-vllm-priority",
-}  # fmt: skip
-_REFUSED_PREFIXES = ("x-forwarded-", "x-signalbox-")
-_PASSED_ANYWAY = {
-    "accept", "content-type", "user-agent", "x-request-id", "traceparent", "tracestate", "anthropic-version",
-    "anthropic-beta",
-}  # fmt: skip
-
 
 def check(fleet: Fleet, folder: Path) -> list[Finding]:
     """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
     findings: list[Finding] = []
-    for rule in (_listeners, _ports, _edge_lists, _names, _ids, _models):
+    for rule in (_listeners, _ports, _edge_lists, _names, _ids, _models, check_rules):
         findings += rule(fleet)
     findings += _files(fleet, folder)
     return findings
@@ -104,9 +93,9 @@ def _edge_lists(fleet: Fleet) -> Iterator[Finding]:
     for index, header in enumerate(fleet.edge.pass_headers):
         path = ("edge", "pass_headers", index)
         name = header.lower()
-        if name in _REFUSED_HEADERS or name.startswith(_REFUSED_PREFIXES):
+        if is_edges_own(header):
             yield Finding(path, f"the header {header!r} is the edge's own business and never passes.", "Remove it.")
-        elif name in _PASSED_ANYWAY or name in seen:
+        elif passes_anyway(header) or name in seen:
             yield Finding(path, f"the header {header!r} passes already.", "Remove it.")
         seen.add(name)
     for index, text in enumerate(fleet.edge.trusted_proxies):

@@ -36,6 +36,7 @@ class ResolvedBackend:
     limit: int | None = None
     weight: int = 1
     tier: int = 1
+    pool: str | None = None
     engine: Engine | None = None
     source: Path | PackagedModel | None = None
 
@@ -84,7 +85,7 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
             id=identity, model=name, scheme=scheme, host=host, port=port, ours=False,
             name=own_name, served=tuple(dict.fromkeys((own_name, *model.loras))),
             key_file=key_file, key_env=backend.key_env, ca=loaded.file(backend.ca) if backend.ca else None,
-            limit=backend.limit, weight=backend.weight, tier=backend.tier,
+            limit=backend.limit, weight=backend.weight, tier=backend.tier, pool=backend.pool,
         )  # fmt: skip
     assert backend.host is not None and backend.port is not None  # the schema's own check
     # vLLM is started with every alias; a command knows only the name that it is given.
@@ -94,5 +95,5 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
         id=identity, model=name, scheme="http", host=loaded.fleet.hosts[backend.host].address, port=backend.port,
         ours=True, name=name, served=(name, *aliases, *model.loras),
         key_file=key_file, key_env=backend.key_env, limit=backend.limit or _default_limit(model.engine),
-        weight=backend.weight, tier=backend.tier, engine=model.engine, source=source,
+        weight=backend.weight, tier=backend.tier, pool=backend.pool, engine=model.engine, source=source,
     )  # fmt: skip

@@ -67,6 +67,30 @@ HeaderName = Annotated[
         "a header name: at most 64 letters, digits or '-', starting with a letter",
     ),
 ]
+#: What must stand in a header for a rule; no spaces at its ends, which nginx takes off.
+HeaderValue = Annotated[
+    str,
+    _shape(
+        r"^[A-Za-z0-9._:/@+=,~-]([A-Za-z0-9 ._:/@+=,~-]{0,254}[A-Za-z0-9._:/@+=,~-])?$",
+        "a text of at most 256 letters, digits, spaces or '. _ : / @ + = , ~ -', without a space at its ends",
+    ),
+]
+#: As nginx has it once it has decoded and resolved a path: no "..", nothing to decode, no empty part.
+PathPrefix = Annotated[
+    str,
+    _shape(
+        r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}$",
+        "a path such as /team-a, of at most 8 parts, each of at most 64 letters, digits or '. _ ~ -',"
+        " without a '/' at its end",
+    ),
+]
+HostPattern = Annotated[
+    str,
+    _shape(
+        r"^(\*\.)?[0-9A-Za-z][0-9A-Za-z.-]{0,252}$",
+        "a host name such as chat.example.com, or *.example.com for all that end so",
+    ),
+]
 Origin = Annotated[
     str,
     _shape(
@@ -275,10 +299,13 @@ class Engine(Strict):
         return self
 
 
+Policy = Literal["prefix", "least_loaded", "session", "random_two", "round_robin"]
+
+
 class Routing(Strict):
     """How a backend is chosen among those of a model that can take the request; see docs/balancing.md."""
 
-    policy: Literal["prefix", "least_loaded", "session", "random_two", "round_robin"] = "prefix"
+    policy: Policy = "prefix"
     """``prefix``: where the prompt's beginning is cached, unless too busy; ``session``: by X-Session-Id or user."""
 
 
@@ -323,6 +350,8 @@ class Backend(Strict):
     """How much it can do compared to the others: with 2 it gets twice as much as one with 1."""
     tier: Annotated[int, Field(ge=1, le=9)] = 1
     """Backends of tier 2 get requests only while none of tier 1 is ready with room, and so on."""
+    pool: Identifier | None = None
+    """A label for ``rules``: those with this ``pool`` send requests to these backends only."""
 
     @model_validator(mode="after")
     def _ours_or_theirs(self) -> Self:
@@ -356,6 +385,38 @@ class Model(Strict):
     backends: Annotated[list[Backend], Field(min_length=1, max_length=1000)]
 
 
+class HeaderMatch(Strict):
+    """A request header and the value that it must have."""
+
+    name: HeaderName
+    value: HeaderValue
+
+
+class Rule(Strict):
+    """What becomes of the requests that match ``path``, ``host`` and ``header``, as far as these are given."""
+
+    path: PathPrefix | None = None
+    """What the path begins with; it is taken off: /team-a/v1/models becomes /v1/models."""
+    host: HostPattern | None = None
+    """The host name that the client called, or ``*.example.com``."""
+    header: HeaderMatch | None = None
+    """A header of the request."""
+    model: ModelName | None = None
+    """Any name that clients may send: it replaces the one in the request."""
+    pool: Identifier | None = None
+    """Only backends with this ``pool``."""
+    policy: Policy | None = None
+    """How a backend is chosen, instead of the model's own way."""
+
+    @model_validator(mode="after")
+    def _when_and_what(self) -> Self:
+        if self.path is None and self.host is None and self.header is None:
+            raise ValueError("a rule needs a condition: path, host or header")
+        if self.path is None and self.model is None and self.pool is None and self.policy is None:
+            raise ValueError("a rule without path needs an effect: model, pool or policy")
+        return self
+
+
 class Fleet(Strict):
     """The whole of fleet.yaml."""
 
@@ -367,3 +428,5 @@ class Fleet(Strict):
     """The names that clients send, and who serves them."""
     default_model: ModelName | None = None
     """Takes requests that name no model; with a single model that one does."""
+    rules: Annotated[list[Rule], Field(max_length=256)] = []
+    """The first that matches a request decides; without any, or when none matches, nothing changes."""

@@ -9,6 +9,7 @@ local openai = require "edge.openai"
 local queue = require "edge.queue"
 local request = require "edge.request"
 local routes = require "edge.routes"
+local rules = require "edge.rules"
 local slots = require "edge.slots"
 
 local ngx = ngx
@@ -34,14 +35,13 @@ end
 -- The backend that made a stored response; with only one engine in the fleet that one.
 local function response_backend(state, current, id)
     local backend = current.backends[responses:get(id) or ""]
-    if backend then
+    local only = #current.list == 1 and current.list[1]
+    if not backend and only and #only.backends == 1 then
+        backend = only.backends[1]
+    end
+    if backend and rules.sees(state.rule, current, backend) then
         state.model = current.models[backend.model]
         return backend
-    end
-    local only = #current.list == 1 and current.list[1]
-    if only and #only.backends == 1 then
-        state.model = only
-        return only.backends[1]
     end
 end
 
@@ -69,7 +69,9 @@ end
 -- The engine that made the response which this request continues: it alone has the conversation.
 local function pin(state, current)
     local backend = state.previous and current.backends[responses:get(state.previous) or ""]
-    if backend and backend.model == state.model.id and backend.address then
+    if backend and backend.model == state.model.id and backend.address
+        and rules.sees(state.rule, current, backend)
+    then
         state.pinned = backend.id
     end
 end
@@ -98,7 +100,9 @@ function _M.run()
     local method = get_method()
     local var = ngx.var
     state.id = var.edge_request_id
-    local route, id = routes.find(var.uri)
+    local current = fleet.current()
+    local path = current.rules and rules.follow(state, current.rules, var) or var.uri
+    local route, id = routes.find(path)
     if not route then
         return openai.refuse(state, 404, "path_not_found", "This path is not served. GET /v1/models lists"
             .. " the models; requests go to paths such as /v1/chat/completions.")
@@ -117,7 +121,6 @@ function _M.run()
             { retry_after = 1 })
     end
 
-    local current = fleet.current()
     local kind = route.kind
     if kind == "json" or kind == "multipart" then
         return to_model(state, current)

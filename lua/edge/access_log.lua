@@ -58,6 +58,7 @@ function _M.line(state, facts)
         .. ',"path":' .. (route and name(route.path) or raw_path())
         .. ',"end":"' .. facts.ending
         .. '","error":' .. name(state.error)
+        .. ',"rule":' .. (state.rule and state.rule.number or "null")
         .. ',"stream":' .. (state.sse and "true" or "false")
         .. ',"prompt_tokens":' .. (facts.prompt_tokens or "null")
         .. ',"completion_tokens":' .. (facts.completion_tokens or "null")

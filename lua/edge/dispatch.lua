@@ -53,7 +53,7 @@ function _M.first(state, backend)
         var.edge_host = backend.host_header
     end
     -- proxy_pass sends the address as the client wrote it: make it the one that was allowed.
-    local uri = var.uri
+    local uri = state.path or var.uri
     if var.request_uri ~= uri then
         set_uri(uri)
     end

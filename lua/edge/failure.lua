@@ -2,8 +2,10 @@
 -- goes on to the next engine.
 
 local dispatch = require "edge.dispatch"
+local fleet = require "edge.fleet"
 local live = require "edge.live"
 local openai = require "edge.openai"
+local rules = require "edge.rules"
 
 local ngx = ngx
 local match = string.match
@@ -59,6 +61,10 @@ function _M.run()
     local status = ngx.status
     if state.backend and (status == 502 or status == 504) then
         return engine_failed(state, status)
+    end
+    local list = not state.route and fleet.current().rules
+    if list then
+        rules.follow(state, list, ngx.var)  -- the path tells whose shape of errors it wants
     end
     local known = NGINX[status] or {
         status < 500 and "bad_request" or "edge_error",

@@ -3,6 +3,7 @@
 
 local cjson = require "cjson.safe"
 local pulse = require "edge.pulse"
+local rules = require "edge.rules"
 
 local crc32 = ngx.crc32_long
 local find = string.find
@@ -91,6 +92,7 @@ local function build_backend(id, given)
         limit = given.limit,
         weight = given.weight or 1,
         tier = given.tier or 1,
+        pool = given.pool,
         seed = crc32(id),    -- for rendezvous hashing
         at = 0,              -- its place among the candidates of the request that is being routed
         own_key = "own:" .. pid .. ":" .. id,
@@ -107,9 +109,10 @@ local function build_backend(id, given)
 end
 
 
--- The requests of a model that wait, counted like the slots of a backend. No backend has such an id.
-local function build_waiting(model_id, given)
-    local id, pid = "queue/" .. model_id, worker_pid()
+-- The requests of a model, or of one of its pools, that wait, counted like the slots of a backend. No
+-- backend has such an id.
+local function build_waiting(model_id, given, pool)
+    local id, pid = "queue/" .. model_id .. (pool and " " .. pool or ""), worker_pid()
     return {
         id = id,
         pid = pid,
@@ -149,6 +152,26 @@ local function add_backends(model, ids, fleet)
 end
 
 
+-- Each pool of a model as what requests may see of it (see rules.scope): the same fields as the model's.
+local function add_pools(model, given)
+    for _, backend in ipairs(model.backends) do
+        local name = backend.pool
+        local pool = name and model.pools[name]
+        if name and not pool then
+            pool = {
+                backends = {}, ready = {}, limited = false, waiting = build_waiting(model.id, given, name),
+            }
+            model.pools[name] = pool
+            model.waits[#model.waits + 1] = pool.waiting
+        end
+        if pool then
+            pool.backends[#pool.backends + 1] = backend
+            pool.limited = pool.limited or backend.limit ~= nil
+        end
+    end
+end
+
+
 -- The tables for a text that fleet_check has passed.
 function _M.build(text)
     local given = cjson.decode(text)
@@ -159,6 +182,7 @@ function _M.build(text)
         probe = build_probe(given.probe or {}),
         default_model = given.default_model,
         names = given.names,
+        rules = rules.prepare(given.rules or {}),
         models = {},
         backends = {},
         list = {},
@@ -184,11 +208,15 @@ function _M.build(text)
             backends = {},       -- in the order of their tiers
             by_tag = {},
             ready = {},
+            pools = {},
+            waits = {},          -- what counts its waiting requests, those of its pools apart
         }
+        built.waits[1] = built.waiting
         for _, name in ipairs(model.names) do
             built.is_own[name] = true
         end
         add_backends(built, model.backends, fleet)
+        add_pools(built, model)
         fleet.models[id] = built
         fleet.list[#fleet.list + 1] = built
         single, count = id, count + 1

@@ -7,6 +7,9 @@ local pairs = pairs
 local tostring = tostring
 local type = type
 
+-- Each is tried for each request.
+local MAX_RULES = 256
+
 
 local _M = {}
 
@@ -26,6 +29,9 @@ local function check_backend(id, backend, models)
         if value ~= nil and (type(value) ~= "number" or value < 1) then
             return "the " .. key .. " of backend " .. id .. " is not a number from 1"
         end
+    end
+    if backend.pool ~= nil and type(backend.pool) ~= "string" then
+        return "the pool of backend " .. id .. " is no name"
     end
     if not models[backend.model] then
         return "backend " .. id .. " names the unknown model " .. tostring(backend.model)
@@ -53,6 +59,46 @@ local function check_model(id, model, models, backends)
     for _, other in ipairs(model.fallback or {}) do
         if not models[other] then
             return "model " .. id .. " falls back to the unknown model " .. tostring(other)
+        end
+    end
+end
+
+
+local function is_text(value)
+    return value == nil or type(value) == "string"
+end
+
+
+local function check_rule(number, rule, names)
+    local header = type(rule) == "table" and rule.header
+    if type(rule) ~= "table" or not (is_text(rule.path) and is_text(rule.host) and is_text(rule.pool)
+        and is_text(rule.policy)) or rule.path and not rule.path:find("^/.*[^/]$")
+    then
+        return "rule " .. number .. " may have path (which starts with / and ends without), host, header,"
+            .. " model, pool and policy"
+    end
+    if header and (type(header) ~= "table" or type(header.name) ~= "string"
+        or type(header.value) ~= "string")
+    then
+        return "the header of rule " .. number .. " needs name and value"
+    end
+    if not (rule.path or rule.host or header) then
+        return "rule " .. number .. " has no condition"
+    end
+    if rule.model ~= nil and not names[rule.model] then
+        return "rule " .. number .. " names the unknown model " .. tostring(rule.model)
+    end
+end
+
+
+local function check_rules(rules, names)
+    if type(rules) ~= "table" or #rules > MAX_RULES then
+        return "rules is no list of at most " .. MAX_RULES
+    end
+    for number, rule in ipairs(rules) do
+        local problem = check_rule(number, rule, names)
+        if problem then
+            return problem
         end
     end
 end
@@ -86,6 +132,7 @@ function _M.check(text)
             return "the name " .. name .. " stands for the unknown model " .. tostring(model)
         end
     end
+    return given.rules ~= nil and check_rules(given.rules, given.names) or nil
 end
 
 

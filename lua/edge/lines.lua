@@ -2,8 +2,8 @@
 -- number is next. Only the ticket's own worker serves it, so that no slot is ever on its way between
 -- two workers. What a dead worker leaves are tickets, and whoever looks at the head steps over them.
 --
--- A model has one line, and further ones for requests that not every backend of it can take: those
--- would hold up the others.
+-- A model has one line, and further ones for requests that not every backend of it can take, or may:
+-- those would hold up the others.
 
 local semaphore = require "ngx.semaphore"
 local slots = require "edge.slots"
@@ -42,7 +42,9 @@ local function line_name(state)
     if state.pinned then
         return "backend/" .. state.pinned
     end
-    return (state.reported and "adapter/" .. state.name .. "/" or "model/") .. state.model.id
+    local pool = state.rule and state.rule.pool
+    return (pool and "pool/" .. pool .. "/" or "")
+        .. (state.reported and "adapter/" .. state.name .. "/" or "model/") .. state.model.id
 end
 
 
@@ -101,9 +103,8 @@ function _M.is_front(line, number)
 end
 
 
--- Puts a request at the end of its line. nil when there is no place.
-function _M.join(state)
-    local counted = state.model.waiting
+-- Puts a request at the end of its line, one more among the `counted`. nil when there is no place.
+function _M.join(state, counted)
     if not slots.take(counted, 1) then
         return nil
     end

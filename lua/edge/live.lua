@@ -38,9 +38,11 @@ function _M.begin()
         error = false,       -- openai: the code of an error that the edge itself answered with
         -- access and request
         route = false,
+        rule = false,        -- the rule that it falls under
+        path = false,        -- without what that rule takes off its front; false: as it came
         model = false,
         asked = false,       -- the model that was asked for, when a fallback model serves instead
-        name = false,        -- the name that the client sent
+        name = false,        -- the name that the client sent, or its rule's
         sent = false,        -- the name that stands in the body now
         previous = false,    -- the response that this request continues
         reported = false,    -- that name is known from the engines only

@@ -4,6 +4,7 @@
 local json_scan = require "edge.json_scan"
 local openai = require "edge.openai"
 local request = require "edge.request"
+local rules = require "edge.rules"
 local states = require "edge.states"
 local utf8 = require "edge.utf8"
 
@@ -31,8 +32,8 @@ end
 
 
 -- Every name a client may send for a model, each once: its own, aliases, adapters, and adapters
--- that engines report.
-local function names_of(model)
+-- that engines (those in `scope`) report.
+local function names_of(model, scope)
     local seen, names = {}, {}
     local function add(name)
         if not seen[name] then
@@ -40,7 +41,7 @@ local function names_of(model)
             names[#names + 1] = name
         end
     end
-    for _, list in ipairs({ model.names, model.loras, states.adapters(model) }) do
+    for _, list in ipairs({ model.names, model.loras, states.adapters(scope) }) do
         for _, name in ipairs(list) do
             add(name)
         end
@@ -49,11 +50,18 @@ local function names_of(model)
 end
 
 
-local function list(fleet)
+-- What a request may see of a model: nil when its rule has another one, or a pool without it.
+local function visible(state, fleet, model)
+    return rules.names(state.rule, fleet, model) and rules.scope(model, state.rule) or nil
+end
+
+
+local function list(state, fleet)
     local entries, seen = {}, {}
     for _, model in ipairs(fleet.list) do
-        local facts = states.facts(model)
-        local names = names_of(model)
+        local scope = visible(state, fleet, model)
+        local facts = scope and states.facts(scope)
+        local names = scope and names_of(model, scope) or {}
         sort(names)
         for _, name in ipairs(names) do
             if not seen[name] then
@@ -68,14 +76,15 @@ end
 
 function _M.answer(state, fleet, id)
     if not id then
-        return openai.answer(list(fleet))
+        return openai.answer(list(state, fleet))
     end
     local model = request.resolve(fleet, id)
-    if not model then
+    local scope = model and visible(state, fleet, model)
+    if not scope then
         return openai.refuse(state, 404, "model_not_found", "The model '" .. utf8.clip(id, 128)
             .. "' does not exist. GET /v1/models lists all.", { param = "model" })
     end
-    return openai.answer(entry(id, model.id, states.facts(model)))
+    return openai.answer(entry(id, model.id, states.facts(scope)))
 end
 
 

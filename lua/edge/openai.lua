@@ -42,7 +42,7 @@ local function dialect_of(state)
     if state and state.route then
         return state.route.dialect
     end
-    local uri = ngx.var.request_uri or ""
+    local uri = state and state.path or ngx.var.request_uri or ""
     return match(uri, "^/v1/messages") and "anthropic" or "openai"
 end
 

@@ -3,6 +3,7 @@
 
 local policy = require "edge.policy"
 local prefix_map = require "edge.prefix_map"
+local rules = require "edge.rules"
 local slots = require "edge.slots"
 
 local dict = ngx.shared.edge_slots
@@ -54,8 +55,11 @@ end
 
 local function round_robin(state, candidates, n)
     local total = fill_weights(candidates, n)
-    -- Shared by the workers, so that their turns interleave.
-    local turn = dict:incr("turn:" .. state.model.id, 1, 0) or 0
+    -- Shared by the workers, so that their turns interleave. A pool has turns of its own: among the
+    -- model's it might always get the same one.
+    local pool = state.rule and state.rule.pool
+    local key = "turn:" .. state.model.id .. (pool and " " .. pool or "")
+    local turn = dict:incr(key, 1, 0) or 0
     local index = policy.round_robin(weights_cache, n, total, turn)
     for _ = 1, n do
         if slots.has_room(candidates[index], state.weight) then
@@ -135,9 +139,13 @@ end
 -- The backend for a request, not one of the ids in `tried` (nil: none was). nil and "none" when no
 -- backend is ready, nil and "full" when all that are ready have no room. Takes no slot.
 function _M.choose(state, tried)
-    local model = state.model
-    local ready, count = model.ready, model.ready_count
-    local choose = POLICIES[model.policy] or least_loaded
+    local model, rule = state.model, state.rule
+    local scope = rules.scope(model, rule)
+    if not scope then
+        return nil, "none"
+    end
+    local ready, count = scope.ready, scope.ready_count
+    local choose = POLICIES[rule and rule.policy or model.policy] or least_loaded
     local first, reason = 1, "none"
     while first <= count do
         local n

@@ -10,6 +10,7 @@ local lines = require "edge.lines"
 local pace = require "edge.pace"
 local pick = require "edge.pick"
 local request = require "edge.request"
+local rules = require "edge.rules"
 local slots = require "edge.slots"
 
 local ipairs = ipairs
@@ -38,8 +39,9 @@ local function choose(state)
     if not state.pinned then
         return pick.choose(state, state.tried)
     end
-    for i = 1, model.ready_count do
-        local backend = model.ready[i]
+    local scope = rules.scope(model, state.rule)
+    for i = 1, scope and scope.ready_count or 0 do
+        local backend = scope.ready[i]
         if backend.id == state.pinned then
             return slots.has_room(backend, state.weight) and backend or nil, "full"
         end
@@ -76,10 +78,10 @@ local function ask(state, waiter)
 end
 
 
--- Waits until a slot is taken for this request: the backend, or nil and why not.
-local function wait(state)
+-- Waits until a slot is taken for this request, one of the `counted`: the backend, or nil and why not.
+local function wait(state, counted)
     state.deadline = state.deadline or now() + state.model.wait
-    local waiter = lines.join(state)
+    local waiter = lines.join(state, counted)
     if not waiter then
         return nil, "crowded"
     end
@@ -116,13 +118,15 @@ end
 -- Why there is no backend for a request, as openai.refuse takes it.
 function _M.refusal(state, reason)
     local model = state.model
+    local pool = state.rule and state.rule.pool
+    local whose = "model '" .. model.id .. "'" .. (pool and " in pool '" .. pool .. "'" or "")
     if reason == "crowded" then
-        return 429, "queue_full", "Every engine of model '" .. model.id .. "' is at its limit, and "
+        return 429, "queue_full", "Every engine of " .. whose .. " is at its limit, and "
             .. model.waiting.limit .. " requests are waiting already. Try again later.",
             { retry_after = pace.retry_after(model.id, _M.length(model), model.wait) }
 
     elseif reason == "late" then
-        return 429, "queue_timeout", "Every engine of model '" .. model.id .. "' was at its limit for "
+        return 429, "queue_timeout", "Every engine of " .. whose .. " was at its limit for "
             .. model.wait .. " s. Nothing was started; try again later.",
             { retry_after = pace.retry_after(model.id, _M.length(model) + 1, model.wait) }
 
@@ -135,20 +139,23 @@ function _M.refusal(state, reason)
             .. "' was removed while the request waited. GET /v1/models lists those there are.",
             { param = "model" }
     end
-    return 503, "no_backend_ready", "No engine of model '" .. model.id
-        .. "' is ready. It may still be starting; try again shortly.", { retry_after = 5 }
+    return 503, "no_backend_ready", "No engine of " .. whose
+        .. " is ready. It may still be starting; try again shortly.", { retry_after = 5 }
 end
 
 
 -- A backend of state.model with its slot taken, at once or after waiting. Else nil and why not.
 local function take_one(state)
-    local model = state.model
+    local scope = rules.scope(state.model, state.rule)
+    if not scope then
+        return nil, "none"  -- the pool has gone since the request came
+    end
     local backend, reason = nil, "full"
-    if not model.limited or slots.in_flight(model.waiting) == 0 then
+    if not scope.limited or slots.in_flight(scope.waiting) == 0 then
         backend, reason = try(state)
     end
     if not backend and reason == "full" then
-        backend, reason = wait(state)
+        backend, reason = wait(state, scope.waiting)
         ngx.var.edge_queue_ms = floor(state.waited * 1000 + 0.5)
     end
     return backend, reason
@@ -165,7 +172,8 @@ local function fall_back(state, asked)
     local models = fleet.current().models
     for _, id in ipairs(asked.fallback) do
         local other = models[id]
-        if other and other.ready_count > 0 then
+        local scope = other and rules.scope(other, state.rule)
+        if scope and scope.ready_count > 0 then
             state.model, state.asked = other, asked
             local backend, reason = take_one(state)
             if backend then
@@ -202,6 +210,16 @@ function _M.take(state)
 end
 
 
+-- How many requests of a model wait, in all workers.
+function _M.length(model)
+    local waits, n = model.waits, 0
+    for i = 1, #waits do
+        n = n + slots.in_flight(waits[i])
+    end
+    return n
+end
+
+
 -- Gives a request's slot back, if it holds one, and wakes whoever waits for it.
 function _M.release(state)
     local backend = state.slot
@@ -211,7 +229,7 @@ function _M.release(state)
     state.slot = false
     slots.release(backend, state.weight)
     local model = state.model
-    if model.limited and slots.in_flight(model.waiting) > 0 then
+    if model.limited and _M.length(model) > 0 then
         lines.announce(model.id)
     end
 end
@@ -223,12 +241,6 @@ function _M.finish(state)
         lines.leave(state)
     end
     _M.release(state)
-end
-
-
--- How many requests of a model wait, in all workers.
-function _M.length(model)
-    return slots.in_flight(model.waiting)
 end
 
 

@@ -4,6 +4,7 @@
 local body = require "edge.body"
 local json_scan = require "edge.json_scan"
 local multipart = require "edge.multipart"
+local rules = require "edge.rules"
 local traits = require "edge.traits"
 local utf8 = require "edge.utf8"
 
@@ -37,11 +38,14 @@ local starts_cache, stops_cache = {}, {}
 local nested_starts_cache, nested_stops_cache = {}, {}
 
 
-local function known_names(fleet)
+-- The names that a request may use, for people.
+local function known_names(state, fleet)
     local names, n = {}, 0
-    for name in pairs(fleet.names) do
-        n = n + 1
-        names[n] = name
+    for name, model in pairs(fleet.names) do
+        if rules.scope(fleet.models[model], state.rule) then
+            n = n + 1
+            names[n] = name
+        end
     end
     sort(names)
     local more = n > MAX_LISTED and " and " .. n - MAX_LISTED .. " more (GET /v1/models lists all)" or ""
@@ -56,29 +60,42 @@ function _M.resolve(fleet, name)
 end
 
 
--- The model for a name that may be absent.
+-- The model must have a backend that this request may see.
+local function check_scope(state, fleet)
+    if rules.scope(state.model, state.rule) then
+        return true
+    end
+    return nil, 404, "model_not_found", "The model '" .. state.model.id .. "' has no engine in pool '"
+        .. state.rule.pool .. "', which this request may use. Models there: " .. known_names(state, fleet)
+        .. ".", { param = "model" }
+end
+
+
+-- The model for a name that may be absent; a rule's own name replaces it.
 local function choose_model(state, fleet, name)
+    state.sent = name or false
+    name = state.rule and state.rule.model or name
     if not name or name == "" then
         local default = fleet.default_model
         if not default then
             return nil, 400, "model_required", "The request names no model. Set \"model\" to one of: "
-                .. known_names(fleet) .. ".", { param = "model" }
+                .. known_names(state, fleet) .. ".", { param = "model" }
         end
         state.model = fleet.models[default]
         state.name = false
-        return true
+        return check_scope(state, fleet)
     end
 
     local model = _M.resolve(fleet, name)
     if not model then
         return nil, 404, "model_not_found", "The model '" .. utf8.clip(name, 128)
-            .. "' does not exist. Known models: " .. known_names(fleet) .. ".", { param = "model" }
+            .. "' does not exist. Known models: " .. known_names(state, fleet) .. ".", { param = "model" }
     end
     state.model = model
-    state.name, state.sent = name, name
+    state.name = name
     -- An adapter that only the engines know has no other name.
     state.reported = fleet.names[name] == nil
-    return true
+    return check_scope(state, fleet)
 end
 
 
@@ -224,7 +241,17 @@ function _M.read(state, fleet)
 end
 
 
--- Gives the engine the name it knows: the client's, or its own. Again for another engine.
+-- Where the name stands in a JSON body without one, which an empty piece of it is put in for: an
+-- engine would take its default, and a rule may want an adapter.
+local function make_room(state, text)
+    local first = find(text, "{", 1, true) + 1
+    local last_member = find(text, "^%s*}", first)
+    state.name_first, state.name_last = first, first - 1
+    return '"model":', last_member and "" or ","
+end
+
+
+-- Gives the engine the name it knows: the client's or the rule's, or its own. Again for another engine.
 function _M.rename(state, backend)
     if not state.name or state.reported then
         return
@@ -242,12 +269,19 @@ function _M.rename(state, backend)
         field.length = #name
         return
     end
+    if state.route.kind == "multipart" then
+        return  -- a form without the field: the engine takes its default
+    end
     local text, from_file = state.text, state.from_file
     if not text then
         text, from_file = body.text()
     end
-    local value = json_scan.encode_string(name)
-    body.splice_text(text, from_file, state.name_first, state.name_last, value)
+    local value, before, after = json_scan.encode_string(name), "", ""
+    if not state.name_first then
+        before, after = make_room(state, text)
+    end
+    body.splice_text(text, from_file, state.name_first, state.name_last, before .. value .. after)
+    state.name_first = state.name_first + #before
     state.name_last = state.name_first + #value - 1
 end
 

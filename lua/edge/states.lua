@@ -100,10 +100,10 @@ function _M.reported(backend)
 end
 
 
--- Names of adapters that engines of a model say they have loaded.
-function _M.adapters(model)
+-- Names of adapters that engines of a model, or of a pool of it, say they have loaded.
+function _M.adapters(scope)
     local names = {}
-    for _, backend in ipairs(model.backends) do
+    for _, backend in ipairs(scope.backends) do
         for _, name in ipairs(_M.reported(backend).adapters) do
             names[#names + 1] = name
         end
@@ -113,8 +113,8 @@ end
 
 
 -- Facts for /v1/models: max_model_len when an engine said it.
-function _M.facts(model)
-    for _, backend in ipairs(model.backends) do
+function _M.facts(scope)
+    for _, backend in ipairs(scope.backends) do
         local longest = _M.reported(backend).max_model_len
         if longest then
             return { max_model_len = longest }
@@ -164,30 +164,41 @@ local function refresh_backend(fleet, model, backend)
 end
 
 
--- State, address and readiness of every backend into the tables of a fleet. `model.ready` are those
--- that may take requests. Suspects take them when no other can: better a doubtful engine than none.
+-- Those backends of a model, or of one of its pools, that may take requests. Suspects take them when no
+-- other can: better a doubtful engine than none.
+local function refresh_ready(scope)
+    local ready, n, suspects, s = {}, 0, {}, 0
+    for _, backend in ipairs(scope.backends) do
+        local state = backend.state
+        if backend.address then
+            if SERVING[state] or (not backend.probed and state == "starting") then
+                n = n + 1
+                ready[n] = backend
+
+            elseif state == "suspect" then
+                s = s + 1
+                suspects[s] = backend
+            end
+        end
+    end
+    if n == 0 then
+        ready, n = suspects, s
+    end
+    scope.ready, scope.ready_count = ready, n
+end
+
+
+-- State, address and readiness of every backend into the tables of a fleet.
 function _M.refresh(fleet)
     fleet.adapters = {}
     for _, model in pairs(fleet.models) do
-        local ready, n, suspects, s = {}, 0, {}, 0
         for _, backend in ipairs(model.backends) do
             refresh_backend(fleet, model, backend)
-            local state = backend.state
-            if backend.address then
-                if SERVING[state] or (not backend.probed and state == "starting") then
-                    n = n + 1
-                    ready[n] = backend
-
-                elseif state == "suspect" then
-                    s = s + 1
-                    suspects[s] = backend
-                end
-            end
         end
-        if n == 0 then
-            ready, n = suspects, s
+        refresh_ready(model)
+        for _, pool in pairs(model.pools) do
+            refresh_ready(pool)
         end
-        model.ready, model.ready_count = ready, n
     end
     _M.refresh_loads(fleet)
 end

@@ -79,17 +79,18 @@ end
 -- Notes all of it in the request's state, whose model is known.
 function _M.read(state, text, starts, stops)
     state.weight = weight_of(text, starts, stops)
-    local model = state.model
+    local model, rule = state.model, state.rule
     if #model.backends < 2 then
         return
     end
-    if model.policy == "prefix" then
+    local policy = rule and rule.policy or model.policy
+    if policy == "prefix" then
         -- Engines keep an adapter's cache apart from the model's.
         local name = state.name
         local adapter = name and not model.is_own[name] and name or ""
         state.chain = prefix.chain(text, starts, stops, elements, model.id .. "\0" .. adapter)
 
-    elseif model.policy == "session" then
+    elseif policy == "session" then
         state.session = session_of(text, starts, stops)
     end
 end

