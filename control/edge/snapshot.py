@@ -80,6 +80,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
 def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict[str, Any]:
     settings = fleet.models[name]
     fallback = {"fallback": list(settings.fallback)} if settings.fallback else {}
+    limits = settings.limits.model_dump(exclude_none=True)
     return {
         "policy": settings.routing.policy,
         "connect_ms": int(settings.timeouts.connect),
@@ -90,6 +91,7 @@ def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict
         "names": [name, *settings.aliases],
         "loras": list(settings.loras),
         **fallback,
+        **({"limits": limits} if limits else {}),
         "backends": [backend.id for backend in backends if backend.model == name],
     }
 

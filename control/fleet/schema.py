@@ -318,6 +318,18 @@ class Queue(Strict):
     """How long each may wait."""
 
 
+class Limits(Strict):
+    """What a key or a model may use; what is absent is not limited. Token limits count prompt and answer."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=10_000_000_000)] | None = None
+    concurrent: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Requests that run or wait at the same time."""
+    tokens_per_day: Annotated[int, Field(ge=1, le=10**15)] | None = None
+    """Days and months begin at midnight, UTC."""
+    tokens_per_month: Annotated[int, Field(ge=1, le=10**15)] | None = None
+
+
 class ModelTimeouts(Strict):
     """Time-outs towards the engine. ``read`` is the longest silence, prefill included, between two reads."""
 
@@ -378,6 +390,8 @@ class Model(Strict):
     routing: Routing = Routing()
     timeouts: ModelTimeouts = ModelTimeouts()
     queue: Queue = Queue()
+    limits: Limits = Limits()
+    """What all clients together may use of this model."""
     fallback: Annotated[list[ModelName], Field(max_length=16)] = []
     """Models that serve while no backend of this one is ready, the first that can; the answer then says so."""
     engine: Engine | None = None

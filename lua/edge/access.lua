@@ -3,6 +3,7 @@
 local body = require "edge.body"
 local dispatch = require "edge.dispatch"
 local fleet = require "edge.fleet"
+local limits = require "edge.limits"
 local live = require "edge.live"
 local models = require "edge.models"
 local openai = require "edge.openai"
@@ -80,6 +81,11 @@ end
 local function to_model(state, current)
     local ok, status, code, message, more = request.read(state, current)
     if not ok then
+        return openai.refuse(state, status, code, message, more)
+    end
+    ok, status, code, message, more = limits.admit(state)
+    if not ok then
+        request.forget(state)
         return openai.refuse(state, status, code, message, more)
     end
     pin(state, current)

@@ -3,6 +3,7 @@
 -- compile them, and this phase was half of the edge's cost before.
 
 local access_log = require "edge.access_log"
+local limits = require "edge.limits"
 local live = require "edge.live"
 local metrics = require "edge.metrics"
 local pulse = require "edge.pulse"
@@ -211,6 +212,7 @@ function _M.run()
     if state.backend and FAULTS[facts.ending] then
         pulse.fault(state.backend.pulse, state.backend.state_key)
     end
+    limits.settle(state, facts, status)
     count(state, facts, status)
     metrics.settle()
     var.edge_log = access_log.line(state, facts)

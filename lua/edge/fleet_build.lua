@@ -204,6 +204,7 @@ function _M.build(text)
             names = model.names,
             loras = model.loras or {},
             fallback = model.fallback,
+            limits = model.limits,
             is_own = {},         -- its own names, as a set: others are adapters
             backends = {},       -- in the order of their tiers
             by_tag = {},

@@ -53,6 +53,14 @@ local function check_model(id, model, models, backends)
             return "model " .. id .. " names the unknown backend " .. tostring(backend_id)
         end
     end
+    if model.limits ~= nil and type(model.limits) ~= "table" then
+        return "the limits of model " .. id .. " are no object"
+    end
+    for name, limit in pairs(model.limits or {}) do
+        if type(limit) ~= "number" or limit < 1 then
+            return "the limit " .. name .. " of model " .. id .. " is not a number from 1"
+        end
+    end
     if model.fallback ~= nil and type(model.fallback) ~= "table" then
         return "the fallback of model " .. id .. " is not a list"
     end

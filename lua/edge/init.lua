@@ -3,6 +3,7 @@
 
 local access = require "edge.access"
 local admin = require "edge.admin"
+local budgets = require "edge.budgets"
 local balancer = require "edge.balancer"
 local finish = require "edge.finish"
 local failure = require "edge.failure"
@@ -31,6 +32,7 @@ function _M.init(options)
     live.init(options.connections)
     workers.init()
     fleet.init()
+    budgets.init()
     admin.init()
 end
 
@@ -39,6 +41,7 @@ function _M.init_worker()
     workers.init_worker()
     metrics.init_worker()
     janitor.init_worker()
+    budgets.init_worker()
     probe.init_worker()
     live_view.init_worker()
 end
@@ -46,6 +49,7 @@ end
 
 function _M.exit_worker()
     metrics.flush()
+    budgets.save()
     workers.exit_worker()
 end
 

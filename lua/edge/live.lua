@@ -58,6 +58,13 @@ function _M.begin()
         name_last = false,
         field = false,       -- where the model stands in a multipart body
         body_size = 0,
+        -- limits
+        max_tokens = false,  -- how long each answer may be, as the client says
+        limits = false,      -- the rules that it has passed, and what it has taken of each
+        marks = false,
+        reserved = 0,        -- tokens
+        reserved_at = 0,
+        released = false,    -- its place among the concurrent ones is free again
         -- queue; times in seconds
         ticket = false,      -- its place in a line, while it waits
         deadline = false,

@@ -45,6 +45,9 @@ for path, route in pairs(EXACT) do
     route.path = path
 end
 
+for _, path in ipairs({ "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages" }) do
+    EXACT[path].generates = true
+end
 EXACT["/v1/responses"].makes_responses = true
 EXACT["/v1/responses"].fault = RESPONSES_FAULT
 

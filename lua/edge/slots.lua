@@ -4,7 +4,8 @@
 -- one gets the same id. Nothing here evicts: a full dictionary refuses.
 --
 -- What is counted is any table with id, pid, own_key, total_key and, perhaps, limit: a backend, or a
--- model's waiting requests (queue.lua).
+-- model's waiting requests (queue.lua), or the concurrent requests of a key (limits.lua). The ids of
+-- those have a slash, which no backend's has.
 
 local log = ngx.log
 local ERR = ngx.ERR
@@ -118,7 +119,7 @@ function _M.reap(pid)
         local held = dict:get(own) or 0
         if held ~= 0 then
             add("total:" .. id, -held)
-            freed = freed + (find(id, "queue/", 1, true) and 0 or held)
+            freed = freed + (find(id, "/", 1, true) and 0 or held)
         end
         dict:delete(own)
         ids[#ids + 1] = id

@@ -199,6 +199,7 @@ function _M.refresh(fleet)
         for _, pool in pairs(model.pools) do
             refresh_ready(pool)
         end
+        model.longest = _M.facts(model).max_model_len
     end
     _M.refresh_loads(fleet)
 end

@@ -5,6 +5,7 @@
 local ffi = require "ffi"
 require "resty.core.param"  -- declares the two functions used below
 local base = require "resty.core.base"
+local limits = require "edge.limits"
 local live = require "edge.live"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
@@ -135,6 +136,7 @@ function _M.run()
         -- The engine is done. The log phase may come seconds later: a worker that drains, or a client
         -- that asked to close, keeps the request until the client has closed its side.
         queue.release(state)
+        limits.release(state)
     end
     size_p[0] = 0
     local whole = buffer_of(request)

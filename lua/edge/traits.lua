@@ -21,7 +21,7 @@ local MAX_NUMBER = 8  -- bytes of an `n` worth reading
 local _M = {
     -- Top-level members that are read here.
     WANTED = { "messages", "prompt", "input", "tools", "system", "instructions", "cache_salt", "n",
-               "user", "prompt_cache_key" },
+               "user", "prompt_cache_key", "max_tokens", "max_completion_tokens", "max_output_tokens" },
     -- The ends of their elements, as json_scan fills them in.
     elements = { messages = { n = 0 }, prompt = { n = 0 }, input = { n = 0 } },
 }
@@ -76,9 +76,19 @@ local function session_of(text, starts, stops)
 end
 
 
+-- How many tokens each answer may have at most; false when the client does not say.
+local function longest_answer(text, starts, stops)
+    local first = starts.max_completion_tokens or starts.max_tokens or starts.max_output_tokens
+    local last = stops.max_completion_tokens or stops.max_tokens or stops.max_output_tokens
+    local limit = first and last - first < MAX_NUMBER and tonumber(sub(text, first, last))
+    return limit and limit >= 0 and floor(limit) or false
+end
+
+
 -- Notes all of it in the request's state, whose model is known.
 function _M.read(state, text, starts, stops)
     state.weight = weight_of(text, starts, stops)
+    state.max_tokens = longest_answer(text, starts, stops)
     local model, rule = state.model, state.rule
     if #model.backends < 2 then
         return

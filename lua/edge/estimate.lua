@@ -1,0 +1,89 @@
+-- How many tokens a request will take, before an engine has counted them: from the bytes of its body
+-- and what the engines counted for earlier requests of its model.
+
+local abs = math.abs
+local ceil = math.ceil
+local log = ngx.log
+local ERR = ngx.ERR
+local min = math.min
+
+local dict = ngx.shared.edge_limits
+
+-- Until an engine has counted: English has four bytes a token, JSON around it more.
+local BYTES_PER_TOKEN = 4
+local ANSWER = 256
+-- Weight of a new request in what is learned.
+local SHARE = 0.05
+-- What a worker has learned is shared when it is this much away from what is.
+local NEWS = 0.03
+-- Of an answer at most this many tokens are reserved; what it takes beyond is charged when it ends.
+local ANSWER_CAP = 4096
+
+
+local _M = {
+    ANSWER_CAP = ANSWER_CAP,
+}
+
+-- Model id -> bytes per token, tokens per answer, as this worker knows them.
+local learned_cache = {}
+
+
+local function learned(model)
+    local known = learned_cache[model.id]
+    if not known then
+        known = {
+            bytes = dict:get("bytes/" .. model.id) or BYTES_PER_TOKEN,
+            answer = dict:get("answer/" .. model.id) or ANSWER,
+        }
+        learned_cache[model.id] = known
+    end
+    return known
+end
+
+
+local function share(key, value)
+    local was = dict:get(key)
+    if was and abs(value - was) < NEWS * was then
+        return
+    end
+    local ok, err = dict:safe_set(key, value)
+    if not ok then
+        log(ERR, "edge: estimate: could not store ", key, ": ", err)
+    end
+end
+
+
+-- Tokens of the prompt. Never more than the engine's context: an image is many bytes and few tokens.
+function _M.prompt(state)
+    local model = state.model
+    local tokens = ceil(state.body_size / learned(model).bytes)
+    return model.longest and min(tokens, model.longest) or tokens
+end
+
+
+-- Tokens of all answers that a request asks for.
+function _M.answers(state)
+    if not state.route.generates then
+        return 0
+    end
+    local each = min(state.max_tokens or ceil(learned(state.model).answer), ANSWER_CAP)
+    return each * state.weight
+end
+
+
+-- Learns from what an engine has counted for a request.
+function _M.learn(state, prompt_tokens, completion_tokens)
+    local model = state.model
+    local known = learned(model)
+    if prompt_tokens and prompt_tokens > 0 and state.body_size > 0 then
+        known.bytes = known.bytes + SHARE * (state.body_size / prompt_tokens - known.bytes)
+        share("bytes/" .. model.id, known.bytes)
+    end
+    if completion_tokens and not state.max_tokens then
+        known.answer = known.answer + SHARE * (completion_tokens / state.weight - known.answer)
+        share("answer/" .. model.id, known.answer)
+    end
+end
+
+
+return _M
