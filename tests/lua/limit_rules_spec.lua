@@ -14,7 +14,8 @@ describe("limit_rules", function()
     it("has none where nothing is limited", function()
         assert.is_nil(limit_rules.build(nil, "m", nil, 1))
         assert.is_nil(limit_rules.build({ name = "alice" }, "m", {}, 1))
-        assert.is_nil(limit_rules.build({ name = "alice", limits = { models = { other = { concurrent = 1 } } } }, "m", nil, 1))
+        local elsewhere = { models = { other = { concurrent = 1 } } }
+        assert.is_nil(limit_rules.build({ name = "alice", limits = elsewhere }, "m", nil, 1))
     end)
 
     it("asks the key, the key on this model, and the model; places before rates before budgets", function()
@@ -44,8 +45,9 @@ describe("limit_rules", function()
 
     it("counts each scope under a name of its own", function()
         local seen = {}
-        local key = { name = "m", limits = { requests_per_minute = 1, models = { m = { requests_per_minute = 1 } } } }
-        for _, rule in ipairs(limit_rules.build(key, "m", { requests_per_minute = 1 }, 1)) do
+        local one = { requests_per_minute = 1 }
+        local key = { name = "m", limits = { requests_per_minute = 1, models = { m = one } } }
+        for _, rule in ipairs(limit_rules.build(key, "m", one, 1)) do
             assert.is_nil(seen[rule.name])
             seen[rule.name] = true
         end
