@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from control import __version__
 from control.edge.binary import Profile
 from control.edge.quoting import nginx_quote
 from control.edge.snapshot import Snapshot, snapshot, tls_name
@@ -99,6 +100,7 @@ def build_context(
             "http2": profile.http2,
             "ca_bundle": profile.ca_bundle,
         },
+        "version": __version__,
         "lua_dir": _lua_path(sources.lua),
         "user": surroundings.user,
         "workers": edge.workers if edge.workers == "auto" else int(edge.workers),

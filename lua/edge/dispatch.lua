@@ -2,6 +2,7 @@
 -- and the location that proxies there. The same way for the first backend and, after a failed
 -- connect, for the next one, whatever name, scheme or key that one has.
 
+local metrics = require "edge.metrics"
 local probe = require "edge.probe"
 local queue = require "edge.queue"
 local request = require "edge.request"
@@ -66,11 +67,13 @@ end
 -- After nothing could be connected to: goes to the next backend and does not return, or returns
 -- when there is none (or the request belongs to one engine alone).
 function _M.again(state)
-    probe.connect_failed(state.backend, state.model)
+    local failed = state.backend
+    metrics.add(metrics.counter("connect_failures", "model", state.model.id, "backend", failed.id), 1)
+    probe.connect_failed(failed, state.model)
     queue.release(state)
     local tried = state.tried or {}
     state.tried = tried
-    tried[state.backend.id] = true
+    tried[failed.id] = true
     if state.pinned or state.tries >= MAX_TRIES then
         return
     end

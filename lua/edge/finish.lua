@@ -35,12 +35,14 @@ local function counters_of(model, backend)
     end
     local counters = by_backend[model]
     if not counters then
-        counters = { endings = {} }
+        counters = { endings = {}, errors = {} }
         if model ~= "" then
             counters.prompt = metrics.counter("tokens", "model", model, "kind", "prompt")
             counters.completion = metrics.counter("tokens", "model", model, "kind", "completion")
             counters.retries = metrics.counter("retries", "model", model)
             counters.unretried = metrics.counter("unretried", "model", model)
+            counters.prefix_prompt = metrics.counter("prefix_prompt", "model", model, "backend", backend)
+            counters.prefix_known = metrics.counter("prefix_known", "model", model, "backend", backend)
         end
         by_backend[model] = counters
     end
@@ -59,6 +61,16 @@ local function request_counter(counters, model, backend, status, ending)
         counter = metrics.counter("requests", "model", model, "backend", backend,
                                   "code", tostring(status), "end", ending)
         by_status[status] = counter
+    end
+    return counter
+end
+
+
+local function error_counter(counters, model, code)
+    local counter = counters.errors[code]
+    if not counter then
+        counter = metrics.counter("errors", "model", model, "error", code)
+        counters.errors[code] = counter
     end
     return counter
 end
@@ -151,13 +163,27 @@ local function connect_time(value)
 end
 
 
+-- Once per request that an engine got, whatever was thought of while it waited.
+local function count_prefix(state, counters)
+    local chain = state.chain
+    metrics.add(counters.prefix_prompt, chain[2 * chain.n])
+    metrics.add(counters.prefix_known, state.known)
+end
+
+
 local function count(state, facts, status)
     local model = state.model and state.model.id or ""
     local backend = state.backend and state.backend.id or ""
     local counters = counters_of(model, backend)
     metrics.add(request_counter(counters, model, backend, status, facts.ending), 1)
+    if state.error then
+        metrics.add(error_counter(counters, model, state.error), 1)
+    end
     if model == "" then
         return
+    end
+    if state.known and state.backend and state.error ~= "engine_unreachable" then
+        count_prefix(state, counters)
     end
     if state.tries > 1 then
         metrics.add(counters.retries, state.tries - 1)

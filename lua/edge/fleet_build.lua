@@ -8,6 +8,7 @@ local rules = require "edge.rules"
 local crc32 = ngx.crc32_long
 local find = string.find
 local floor = math.floor
+local gsub = string.gsub
 local ipairs = ipairs
 local log = ngx.log
 local pairs = pairs
@@ -36,6 +37,23 @@ function _M.read_key(backend)
         file:close()
     end
     return key and key:match("^%s*(%S+)%s*$")
+end
+
+
+-- What differs between two machines with the same fleet.yaml, or with the number of its changes, in a
+-- fleet.json without white space.
+local OF_MACHINE = {
+    '"version":%d+', '"dns":%b[]', '"addresses":%b[]', '"key_file":"[^"]*"', '"tls_location":"[^"]*"',
+}
+
+
+-- A number that edges of the same fleet have in common.
+local function hash_of(text)
+    text = gsub(text, "%s+", "")
+    for _, pattern in ipairs(OF_MACHINE) do
+        text = gsub(text, pattern, "")
+    end
+    return crc32(text)
 end
 
 
@@ -177,6 +195,7 @@ function _M.build(text)
     local given = cjson.decode(text)
     local fleet = {
         version = given.version,
+        hash = hash_of(text),
         timers = given.timers ~= false,
         dns = parse_dns(given.dns or {}),
         probe = build_probe(given.probe or {}),

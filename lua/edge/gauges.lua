@@ -7,12 +7,23 @@ local promtext = require "edge.promtext"
 local queue = require "edge.queue"
 local slots = require "edge.slots"
 local states = require "edge.states"
+local workers = require "edge.workers"
 
+local floor = math.floor
 local ipairs = ipairs
+local pairs = pairs
 local select = select
 
 
 local _M = {}
+
+local version_cache
+
+
+-- In the master, before any worker: `version` is Signalbox's own.
+function _M.init(version)
+    version_cache = version
+end
 
 
 local function each_backend(current, visit)
@@ -29,6 +40,41 @@ local function labels_of(model, backend, ...)
 end
 
 
+-- A family with a sample of each backend whose value_of is known.
+local function write_backends(out, current, name, kind, help, value_of)
+    promtext.family(out, name, kind, help)
+    each_backend(current, function(model, backend)
+        local value = value_of(backend)
+        if value then
+            promtext.sample(out, name, labels_of(model, backend), value)
+        end
+    end)
+end
+
+
+local function write_slots(out, current)
+    write_backends(out, current, "signalbox_in_flight", "gauge", "Requests in flight by backend.",
+                   slots.in_flight)
+    write_backends(out, current, "signalbox_backend_limit", "gauge",
+                   "Sequences that a backend may have in flight; absent where there is no limit.",
+                   function(backend) return backend.limit end)
+end
+
+
+local function write_queues(out, current)
+    promtext.family(out, "signalbox_queue_length", "gauge", "Requests that wait for a backend by model.")
+    for _, model in ipairs(current.list) do
+        promtext.sample(out, "signalbox_queue_length", promtext.labels("model", model.id),
+                        queue.length(model))
+    end
+    promtext.family(out, "signalbox_queue_limit", "gauge", "Requests of a model that may wait.")
+    for _, model in ipairs(current.list) do
+        promtext.sample(out, "signalbox_queue_limit", promtext.labels("model", model.id),
+                        model.waiting.limit)
+    end
+end
+
+
 local function write_states(out, current)
     promtext.family(out, "signalbox_backend_state", "gauge", "1 for the state that a backend is in.")
     each_backend(current, function(model, backend)
@@ -38,6 +84,9 @@ local function write_states(out, current)
                             state == name and 1 or 0)
         end
     end)
+    write_backends(out, current, "signalbox_backend_state_since_seconds", "gauge",
+                   "When a backend came into its state, in Unix seconds.",
+                   function(backend) return (select(3, states.shown(backend))) end)
 end
 
 
@@ -53,33 +102,75 @@ local ENGINE = {
 
 local function write_engines(out, current)
     for i, family in ipairs(ENGINE) do
-        promtext.family(out, family[1], family[2], family[3])
-        each_backend(current, function(model, backend)
-            local value = select(i, states.load(backend))
-            if value then
-                promtext.sample(out, family[1], labels_of(model, backend), value)
-            end
-        end)
+        write_backends(out, current, family[1], family[2], family[3],
+                       function(backend) return (select(i, states.load(backend))) end)
     end
+end
+
+
+local function write_workers(out)
+    local draining, all = 0, workers.list()
+    for _, worker in ipairs(all) do
+        draining = draining + (worker.exiting and 1 or 0)
+    end
+    promtext.family(out, "signalbox_workers", "gauge",
+                    "Workers of the edge: serving, or finishing their streams after a reload.")
+    promtext.sample(out, "signalbox_workers", promtext.labels("state", "serving"), #all - draining)
+    promtext.sample(out, "signalbox_workers", promtext.labels("state", "draining"), draining)
+end
+
+
+local function dictionaries()
+    local names = {}
+    for name in pairs(ngx.shared) do
+        names[#names + 1] = name
+    end
+    table.sort(names)
+    return names
+end
+
+
+-- What bounds everything. Free are whole pages: a dictionary of small entries has room left at 0.
+local function write_dictionaries(out)
+    local names = dictionaries()
+    promtext.family(out, "signalbox_dict_capacity_bytes", "gauge",
+                    "Size of a dictionary that the workers share.")
+    for _, name in ipairs(names) do
+        promtext.sample(out, "signalbox_dict_capacity_bytes", promtext.labels("dict", name),
+                        ngx.shared[name]:capacity())
+    end
+    promtext.family(out, "signalbox_dict_free_bytes", "gauge",
+                    "Free pages of a dictionary that the workers share.")
+    for _, name in ipairs(names) do
+        promtext.sample(out, "signalbox_dict_free_bytes", promtext.labels("dict", name),
+                        ngx.shared[name]:free_space())
+    end
+end
+
+
+-- 1022001 is 1.22.1.
+local function nginx_version()
+    local number = ngx.config.nginx_version
+    return floor(number / 1000000) .. "." .. floor(number / 1000) % 1000 .. "." .. number % 1000
 end
 
 
 -- All gauges as Prometheus text, appended to `out`.
 function _M.write(out)
     local current = fleet.current()
-    promtext.family(out, "signalbox_in_flight", "gauge", "Requests in flight by backend.")
-    each_backend(current, function(model, backend)
-        promtext.sample(out, "signalbox_in_flight", labels_of(model, backend), slots.in_flight(backend))
-    end)
-    promtext.family(out, "signalbox_queue_length", "gauge", "Requests that wait for a backend by model.")
-    for _, model in ipairs(current.list) do
-        promtext.sample(out, "signalbox_queue_length", promtext.labels("model", model.id),
-                        queue.length(model))
-    end
+    write_slots(out, current)
+    write_queues(out, current)
     write_states(out, current)
     write_engines(out, current)
+    write_workers(out)
+    write_dictionaries(out)
     promtext.family(out, "signalbox_fleet_version", "gauge", "Version of fleet.json that is served.")
     promtext.sample(out, "signalbox_fleet_version", "", current.version)
+    promtext.family(out, "signalbox_fleet_hash", "gauge", "Equal in edges that serve the same fleet.yaml.")
+    promtext.sample(out, "signalbox_fleet_hash", "", current.hash)
+    promtext.family(out, "signalbox_build_info", "gauge", "1; the versions are in the labels.")
+    promtext.sample(out, "signalbox_build_info",
+                    promtext.labels("version", version_cache, "nginx", nginx_version()), 1)
 end
 
 

@@ -8,6 +8,7 @@ local balancer = require "edge.balancer"
 local finish = require "edge.finish"
 local failure = require "edge.failure"
 local fleet = require "edge.fleet"
+local gauges = require "edge.gauges"
 local janitor = require "edge.janitor"
 local live = require "edge.live"
 local live_view = require "edge.live_view"
@@ -27,9 +28,10 @@ local _M = {
 }
 
 
--- `options.connections`: worker_connections of nginx.conf.
+-- `options.connections`: worker_connections of nginx.conf; `options.version`: Signalbox's.
 function _M.init(options)
     live.init(options.connections)
+    gauges.init(options.version)
     workers.init()
     fleet.init()
     budgets.init()

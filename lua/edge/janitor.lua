@@ -1,6 +1,7 @@
 -- Twice a second one worker looks for workers that are gone and takes back what they held. No
 -- heartbeat: a draining worker's timers stop, yet it lives and holds slots.
 
+local metrics = require "edge.metrics"
 local slots = require "edge.slots"
 local workers = require "edge.workers"
 
@@ -49,9 +50,11 @@ local function sweep(premature)
     local used = {}
     workers.each_gone(function(pid, orderly)
         local freed, ids = slots.reap(pid)
+        metrics.add(metrics.counter("reaped"), freed)
         if orderly then
             return
         end
+        metrics.add(metrics.counter("deaths"), 1)
         log(WARN, "edge: janitor: worker ", pid, " ended without its log phase; ", freed,
             " slots freed")
         for _, id in ipairs(ids) do

@@ -51,6 +51,7 @@ function _M.begin()
         weight = 1,          -- how many sequences it asks for: n × prompts
         session = false,     -- what the requests of one session have in common, a number
         chain = false,       -- the hashes of its prompt
+        known = false,       -- bytes of it that the backend chosen by it has probably seen
         slot = false,        -- the backend whose slot (of this weight) this request holds
         text = false,        -- the body, until it is known whether it must change
         from_file = false,

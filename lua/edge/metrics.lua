@@ -3,6 +3,7 @@
 -- One dictionary key per series, and a numbered index of the keys, because get_keys would hold the
 -- dictionary's lock for all.
 
+local families = require "edge.families"
 local promtext = require "edge.promtext"
 
 local exiting = ngx.worker.exiting
@@ -18,51 +19,10 @@ local dict = ngx.shared.edge_metrics
 
 local SIZE = "size"
 local INDEX = "index/"
--- Upper bounds in seconds.
-local QUEUE_WAITS = { 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120 }
-local WAITS = { 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60 }
-local GAPS = { 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2 }
-local TOTALS = { 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300, 600 }
+local NO_LABELS = "{}"
 
-local FAMILIES = {
-    requests = {
-        name = "signalbox_requests_total", kind = "counter",
-        help = "Requests by model, backend, status code and how they ended.",
-    },
-    tokens = {
-        name = "signalbox_tokens_total", kind = "counter",
-        help = "Tokens as the engines reported them.",
-    },
-    retries = {
-        name = "signalbox_connect_retries_total", kind = "counter",
-        help = "Requests offered to another engine after a failed connect.",
-    },
-    unretried = {
-        name = "signalbox_connect_retries_refused_total", kind = "counter",
-        help = "Requests not offered to another engine because the model's retry budget was spent.",
-    },
-    fallbacks = {
-        name = "signalbox_fallbacks_total", kind = "counter",
-        help = "Requests for a model without a ready backend that another model served.",
-    },
-    wait = {
-        name = "signalbox_queue_wait_seconds", kind = "histogram", bounds = QUEUE_WAITS,
-        help = "Time that a request waited for a backend below its limit.",
-    },
-    ttft = {
-        name = "signalbox_ttft_seconds", kind = "histogram", bounds = WAITS,
-        help = "Time from the request's arrival to the first event that is not a comment.",
-    },
-    itl = {
-        name = "signalbox_itl_seconds", kind = "histogram", bounds = GAPS,
-        help = "Time between two reads of a stream (a read may carry several tokens).",
-    },
-    duration = {
-        name = "signalbox_request_duration_seconds", kind = "histogram", bounds = TOTALS,
-        help = "Time from the request's arrival to its last byte.",
-    },
-}
-local ORDER = { "requests", "tokens", "retries", "unretried", "fallbacks", "wait", "ttft", "itl", "duration" }
+local FAMILIES = families.FAMILIES
+local GAPS = FAMILIES.itl.bounds
 
 
 local _M = {}
@@ -101,7 +61,7 @@ end
 
 -- The counter of `family` with these labels (name, value, ...). Callers keep it: making it costs.
 function _M.counter(family, ...)
-    return counter_at(family .. promtext.labels(...))
+    return counter_at(family .. (... and promtext.labels(...) or NO_LABELS))
 end
 
 
@@ -234,11 +194,11 @@ local function gather()
     for number = 1, dict:get(SIZE) or 0 do
         local key = dict:get(INDEX .. number) or ""
         local value = dict:get(key) or 0
-        local family, labels = match(key, "^(%a+)({.*})$")
+        local family, labels = match(key, "^([%a_]+)({.*})$")
         if family then
             counters[family] = counters[family] or {}
             local list = counters[family]
-            list[#list + 1] = { labels, value }
+            list[#list + 1] = { labels ~= NO_LABELS and labels or "", value }
 
         elseif key ~= "" then
             local name, bucket, model = match(key, "^(%a+)/(%w+)/(.*)$")
@@ -256,10 +216,10 @@ end
 function _M.write(out)
     _M.flush()
     local counters, histograms = gather()
-    for _, id in ipairs(ORDER) do
+    for _, id in ipairs(families.ORDER) do
         local family = FAMILIES[id]
         promtext.family(out, family.name, family.kind, family.help)
-        for _, series in ipairs(counters[id] or {}) do
+        for _, series in ipairs(counters[id] or family.none or {}) do
             promtext.sample(out, family.name, series[1], series[2])
         end
         for model, counts in pairs(histograms[id] or {}) do

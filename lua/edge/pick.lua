@@ -104,7 +104,10 @@ local function prefix(state, candidates, n)
     if not state.chain or not least then
         return least
     end
-    return prefix_map.choose(state.chain, state.model.by_tag, candidates, n, scores_cache, least)
+    local index, known = prefix_map.choose(state.chain, state.model.by_tag, candidates, n, scores_cache,
+                                           least)
+    state.known = known
+    return index
 end
 
 
@@ -147,6 +150,7 @@ function _M.choose(state, tried)
     local ready, count = scope.ready, scope.ready_count
     local choose = POLICIES[rule and rule.policy or model.policy] or least_loaded
     local first, reason = 1, "none"
+    state.known = false  -- of an engine that was tried before, perhaps of another model
     while first <= count do
         local n
         n, first = gather(state, tried, ready, first, count)

@@ -93,7 +93,8 @@ local function mark()
     local chain = chain_cache
     local n = chain.n + 1
     chain.n = n
-    chain[n] = ffi_string(hash_cache, 8)
+    chain[2 * n - 1] = ffi_string(hash_cache, 8)
+    chain[2 * n] = at_cache
     if at_cache < MIN_BYTES then
         chain.small = n
     end
@@ -158,8 +159,9 @@ end
 
 -- The chain of a request: text is its JSON body, starts and stops what json_scan found in it,
 -- elements the ends of messages, and seed names what must be the same besides (model and adapter).
--- Returns an array of 8-byte keys, the longest beginning last, with its length `n` and the number
--- `small` of those too short to remember; or false when the request has no prompt.
+-- Returns an array of 8-byte keys, each followed by the number of bytes of its beginning, the longest
+-- last (one array: a second one per request would be garbage), with the number `n` of keys and the
+-- number `small` of those too short to remember; or false when the request has no prompt.
 function _M.chain(text, starts, stops, elements, seed)
     local key
     for i = 1, #BODIES do

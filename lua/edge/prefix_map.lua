@@ -56,19 +56,20 @@ local function learn(chain, known, tag)
         local holders = holders_cache[i]
         if not holds(holders, tag) then
             local flag = (i == chain.n or flags_cache[i] == WHOLE) and WHOLE or 0
-            dict:set(chain[i], sub(holders .. tag, -MAX_HOLDERS * TAG_BYTES), 0, flag)
+            dict:set(chain[2 * i - 1], sub(holders .. tag, -MAX_HOLDERS * TAG_BYTES), 0, flag)
         end
     end
 end
 
 
 -- The index, of candidates[1..n], for a prompt: the holder of its longest known beginning whose score
--- is close enough to the least, else the candidate at `least`. The choice is remembered.
+-- is close enough to the least, else the candidate at `least`. The choice is remembered. Also how many
+-- bytes of the prompt the chosen one has probably seen before.
 function _M.choose(chain, by_tag, candidates, n, scores, least)
     local chosen, known = least, 0
     local least_score = scores[least]
     for i = chain.n, 1, -1 do
-        local holders, flags = dict:get(chain[i])
+        local holders, flags = dict:get(chain[2 * i - 1])
         holders_cache[i], flags_cache[i] = holders or "", flags
         local index = holders and best_of(holders, by_tag, candidates, n, scores)
         local margin = flags == WHOLE and MARGIN_OWN or MARGIN_SHARED
@@ -78,7 +79,7 @@ function _M.choose(chain, by_tag, candidates, n, scores, least)
         end
     end
     learn(chain, known, candidates[chosen].tag)
-    return chosen
+    return chosen, chain[2 * known] or 0
 end
 
 

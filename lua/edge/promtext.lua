@@ -26,7 +26,7 @@ function _M.number(value)
     if value == math.floor(value) and value < 1e15 and value > -1e15 then
         return format("%d", value)
     end
-    return format("%.10g", value)
+    return format("%.14g", value)
 end
 
 

@@ -40,14 +40,24 @@ local function conversation(turns, words)
 end
 
 
+local function key(one, i)
+    return one[2 * i - 1]
+end
+
+
+local function bytes(one, i)
+    return one[2 * i]
+end
+
+
 -- The position in `longer` of the longest key that stands in `known`, 0 for none.
 local function longest_match(known, longer)
     local set = {}
     for i = 1, known.n do
-        set[known[i]] = true
+        set[key(known, i)] = true
     end
     for i = longer.n, 1, -1 do
-        if set[longer[i]] then
+        if set[key(longer, i)] then
             return i
         end
     end
@@ -58,10 +68,10 @@ end
 local function shared(one, other)
     local set, count = {}, 0
     for i = 1, one.n do
-        set[one[i]] = true
+        set[key(one, i)] = true
     end
     for i = 1, other.n do
-        count = count + (set[other[i]] and 1 or 0)
+        count = count + (set[key(other, i)] and 1 or 0)
     end
     return count
 end
@@ -75,7 +85,7 @@ describe("a growing conversation", function()
                 local now = chain(chat(conversation(turns, words)))
                 if before then
                     local at = longest_match(before, now)
-                    assert.equal(before[before.n], now[at])
+                    assert.equal(key(before, before.n), key(now, at))
                 end
                 before = now
             end
@@ -86,7 +96,7 @@ describe("a growing conversation", function()
         for added = 1, prefix.LAST_ENDS - 1 do
             local before = chain(chat(conversation(40)))
             local now = chain(chat(conversation(40 + added)))
-            assert.equal(before[before.n], now[longest_match(before, now)])
+            assert.equal(key(before, before.n), key(now, longest_match(before, now)))
         end
     end)
 
@@ -185,13 +195,28 @@ describe("the chain", function()
         assert.same({ 2, 1 }, { long.n, long.small })
     end)
 
+    it("tells how many bytes each key stands for: all of the prompt in the end", function()
+        local texts = { message(rep("a", 3000)), message("b"), message(rep("c", 5000)) }
+        local one = chain(chat(texts))
+        local positions = {}
+        for i = 1, one.n do
+            positions[i] = bytes(one, i)
+        end
+        local first, second = #texts[1], #texts[1] + #", " + #texts[2]
+        assert.same({ 2048, first, second, 4096, 6144, second + #", " + #texts[3] }, positions)
+
+        local image = chain(chat({ message(rep("QUJD", prefix.MAX_BYTES / 4)) }))
+        assert.equal(prefix.MAX_BYTES, bytes(image, image.n))
+        assert.equal(11, bytes(chain('{"prompt": "once upon a"}'), 1))
+    end)
+
     it("has no key twice", function()
         for length = 2000, 2100 do
             local one = chain(chat({ message(rep("a", length)), message("b"), message("c") }))
             local seen = {}
             for i = 1, one.n do
-                assert.is_nil(seen[one[i]])
-                seen[one[i]] = true
+                assert.is_nil(seen[key(one, i)])
+                seen[key(one, i)] = true
             end
         end
     end)

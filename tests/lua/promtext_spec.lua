@@ -22,6 +22,7 @@ describe("number", function()
         assert.equal("1234567890123", promtext.number(1234567890123))
         assert.equal("0.005", promtext.number(0.005))
         assert.equal("-2.5", promtext.number(-2.5))
+        assert.equal("1796004896.081", promtext.number(1796004896.081))
     end)
 end)
 
