@@ -420,6 +420,9 @@ class HeaderMatch(Strict):
     value: HeaderValue
 
 
+Priority = Literal["high", "normal", "low"]
+
+
 class Rule(Strict):
     """What becomes of the requests that match ``path``, ``host`` and ``header``, as far as these are given."""
 
@@ -435,13 +438,16 @@ class Rule(Strict):
     """Only backends with this ``pool``."""
     policy: Policy | None = None
     """How a backend is chosen, instead of the model's own way."""
+    priority: Priority | None = None
+    """Who is served first while requests wait; by default that of the client's key, else ``normal``."""
 
     @model_validator(mode="after")
     def _when_and_what(self) -> Self:
         if self.path is None and self.host is None and self.header is None:
             raise ValueError("a rule needs a condition: path, host or header")
-        if self.path is None and self.model is None and self.pool is None and self.policy is None:
-            raise ValueError("a rule without path needs an effect: model, pool or policy")
+        effects = (self.model, self.pool, self.policy, self.priority)
+        if self.path is None and all(effect is None for effect in effects):
+            raise ValueError("a rule without path needs an effect: model, pool, policy or priority")
         return self
 
 

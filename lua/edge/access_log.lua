@@ -2,6 +2,8 @@
 -- in the template), buffered, and reopens the file on a signal. Every value here is a number or a
 -- name from the fleet, or cleaned: no prompt text, no secrets, no query string.
 
+local fair = require "edge.fair"
+
 local ngx = ngx
 local floor = math.floor
 local gsub = string.gsub
@@ -62,6 +64,8 @@ function _M.line(state, facts)
         .. ',"stream":' .. (state.sse and "true" or "false")
         .. ',"prompt_tokens":' .. (facts.prompt_tokens or "null")
         .. ',"completion_tokens":' .. (facts.completion_tokens or "null")
+        .. ',"priority":' .. name(fair.NAMES[state.class])
+        .. ',"queue_place":' .. (state.place or "null")
         .. ',"queue_ms":' .. ms(state.waited)
         .. ',"connect_ms":' .. ms(facts.connect)
         .. ',"ttft_ms":' .. ms(facts.ttft)

@@ -3,6 +3,7 @@
 local cjson = require "cjson.safe"
 local body = require "edge.body"
 local engine_state = require "edge.engine_state"
+local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local gauges = require "edge.gauges"
 local live_view = require "edge.live_view"
@@ -93,6 +94,15 @@ local function describe_backend(backend, requests)
 end
 
 
+local function describe_waiting(model)
+    local lengths, parts = queue.lengths(model), {}
+    for class, name in ipairs(fair.NAMES) do
+        parts[class] = '"' .. name .. '":' .. lengths[class]
+    end
+    return "{" .. concat(parts, ",") .. "}"
+end
+
+
 local function describe_model(model)
     local ids = {}
     for i, backend in ipairs(model.backends) do
@@ -103,6 +113,7 @@ local function describe_model(model)
         .. ',"loras":' .. array(model.loras, cjson.encode)
         .. ',"policy":' .. cjson.encode(model.policy)
         .. ',"queue_length":' .. queue.length(model)
+        .. ',"waiting":' .. describe_waiting(model)
         .. ',"backends":' .. array(ids, cjson.encode) .. "}"
 end
 

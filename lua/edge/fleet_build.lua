@@ -2,6 +2,7 @@
 -- nothing.
 
 local cjson = require "cjson.safe"
+local fair = require "edge.fair"
 local pulse = require "edge.pulse"
 local rules = require "edge.rules"
 
@@ -127,17 +128,28 @@ local function build_backend(id, given)
 end
 
 
--- The requests of a model, or of one of its pools, that wait, counted like the slots of a backend. No
--- backend has such an id.
-local function build_waiting(model_id, given, pool)
-    local id, pid = "queue/" .. model_id .. (pool and " " .. pool or ""), worker_pid()
+local function build_count(id, limit)
+    local pid = worker_pid()
     return {
         id = id,
         pid = pid,
-        limit = given.max_waiting,
+        limit = limit,
         own_key = "own:" .. pid .. ":" .. id,
         total_key = "total:" .. id,
     }
+end
+
+
+-- The requests of a model, or of one of its pools, that wait, also by class: counted like the slots of
+-- a backend. No backend has such an id.
+local function build_waiting(model_id, given, pool)
+    local id = "queue/" .. model_id .. (pool and " " .. pool or "")
+    local waiting = build_count(id, given.max_waiting)
+    waiting.classes = {}
+    for class, name in ipairs(fair.NAMES) do
+        waiting.classes[class] = build_count(id .. "/class/" .. name)
+    end
+    return waiting
 end
 
 

@@ -1,6 +1,7 @@
 -- Is a text a fleet.json that the edge can serve? Pure.
 
 local cjson = require "cjson.safe"
+local fair = require "edge.fair"
 
 local ipairs = ipairs
 local pairs = pairs
@@ -81,9 +82,10 @@ local function check_rule(number, rule, names)
     local header = type(rule) == "table" and rule.header
     if type(rule) ~= "table" or not (is_text(rule.path) and is_text(rule.host) and is_text(rule.pool)
         and is_text(rule.policy)) or rule.path and not rule.path:find("^/.*[^/]$")
+        or rule.priority ~= nil and not fair.NUMBERS[rule.priority]
     then
         return "rule " .. number .. " may have path (which starts with / and ends without), host, header,"
-            .. " model, pool and policy"
+            .. " model, pool, policy and priority (high, normal or low)"
     end
     if header and (type(header) ~= "table" or type(header.name) ~= "string"
         or type(header.value) ~= "string")

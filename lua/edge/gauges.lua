@@ -2,6 +2,7 @@
 -- not there.
 
 local engine_state = require "edge.engine_state"
+local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local promtext = require "edge.promtext"
 local queue = require "edge.queue"
@@ -62,10 +63,12 @@ end
 
 
 local function write_queues(out, current)
-    promtext.family(out, "signalbox_queue_length", "gauge", "Requests that wait for a backend by model.")
+    promtext.family(out, "signalbox_queue_length", "gauge", "Requests that wait, by model and priority.")
     for _, model in ipairs(current.list) do
-        promtext.sample(out, "signalbox_queue_length", promtext.labels("model", model.id),
-                        queue.length(model))
+        for class, length in ipairs(queue.lengths(model)) do
+            promtext.sample(out, "signalbox_queue_length",
+                            promtext.labels("model", model.id, "priority", fair.NAMES[class]), length)
+        end
     end
     promtext.family(out, "signalbox_queue_limit", "gauge", "Requests of a model that may wait.")
     for _, model in ipairs(current.list) do

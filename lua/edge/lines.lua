@@ -1,18 +1,24 @@
--- The lines in which requests wait, over all workers: tickets with numbers, and a head that says which
--- number is next. Only the ticket's own worker serves it, so that no slot is ever on its way between
--- two workers. What a dead worker leaves are tickets, and whoever looks at the head steps over them.
+-- The lines in which requests wait, over all workers. A ticket has a class and a tag (fair.lua); each
+-- worker keeps its own tickets sorted and shows the first of each class to the others in a dictionary.
+-- Only the ticket's own worker serves it, so that no slot is ever on its way between two workers. What
+-- a dead worker showed is removed by whoever it holds up.
 --
 -- A model has one line, and further ones for requests that not every backend of it can take, or may:
 -- those would hold up the others.
 
+local estimate = require "edge.estimate"
+local fair = require "edge.fair"
 local semaphore = require "ngx.semaphore"
 local slots = require "edge.slots"
 local workers = require "edge.workers"
 
+local before = fair.before
+local CLASSES = fair.CLASSES
 local log = ngx.log
 local now = ngx.now
 local worker_pid = ngx.worker.pid
 local ERR = ngx.ERR
+local floor = math.floor
 local insert = table.insert
 local max = math.max
 local next, pairs = next, pairs
@@ -20,21 +26,48 @@ local remove = table.remove
 
 local dict = ngx.shared.edge_queue
 
+-- Where a key's tickets end is forgotten after so many quiet seconds.
+local FORGET = 600
+-- How long the list of workers is good for (seconds).
+local WORKERS_TTL = 0.05
+
 
 local _M = {}
 
--- Model id -> name of the line -> this worker's waiting requests in it, in order.
+-- Model id -> name of the line -> this worker's waiting requests in it: a sorted array for each class.
 local lines_cache = {}
+local pids_cache, pids_until = {}, 0
+
+
+local function others()
+    local time = now()
+    if time >= pids_until then
+        pids_cache, pids_until = workers.pids(), time + WORKERS_TTL
+    end
+    return pids_cache
+end
+
+
+local function set(key, value, ttl, flags)
+    local ok, err = dict:safe_set(key, value, ttl or 0, flags or 0)
+    if not ok then
+        log(ERR, "edge: lines: could not store ", key, ": ", err)
+    end
+    return ok
+end
 
 
 -- Not incr with an initial value: that would evict when the dictionary is full.
-local function count_up(key)
-    local new, err = dict:incr(key, 1)
+local function count(key, value)
+    local new, err = dict:incr(key, value)
     if not new and err == "not found" then
         dict:safe_add(key, 0)
-        new, err = dict:incr(key, 1)
+        new, err = dict:incr(key, value)
     end
-    return new, err
+    if not new then
+        log(ERR, "edge: lines: could not count ", key, ": ", err)
+    end
+    return new
 end
 
 
@@ -58,102 +91,163 @@ local function line_of(state)
     local name = line_name(state)
     local line = lines[name]
     if not line then
-        line = {
-            model = id,
-            name = name,
-            head = "head:" .. name,
-            last = "last:" .. name,
-            ticket = "ticket:" .. name .. ":",
-        }
+        line = { model = id, name = name, last = "last:" .. name, turn = "turn:" .. name }
+        for class = 1, CLASSES do
+            line[class] = {
+                first = "first:" .. name .. ":" .. class .. ":",    -- and a worker's pid
+                virtual = "virtual:" .. name .. ":" .. class,
+                finish = "finish:" .. name .. ":" .. class .. ":",  -- and a key's name
+            }
+        end
         lines[name] = line
     end
     return line
 end
 
 
--- The first of a line, which may be empty after a failed join.
-local function wake(line)
-    local waiter = line[1]
+local function wake_first(list)
+    local waiter = list[1]
     if waiter and waiter.bell:count() < 1 then
         waiter.bell:post(1)
     end
 end
 
 
--- Whether `number` is to be served now. Steps over tickets of those that left or died.
-function _M.is_front(line, number)
-    local head = dict:get(line.head) or 1
-    local at = head
-    while at < number do
-        local pid = dict:get(line.ticket .. at)
-        -- The caller is the first of its own worker: an earlier ticket of that pid is a dead one's.
-        if pid and pid ~= worker_pid() and not workers.is_gone(pid) then
-            break
-        end
-        at = at + 1
+-- Shows the others which of this worker's tickets of a class is the first.
+local function show(list)
+    local waiter = list[1]
+    local key = list.first .. worker_pid()
+    if waiter then
+        -- It outlives its request only when the worker is killed; then not for long.
+        set(key, waiter.tag, max(waiter.until_, now()) - now() + 1, waiter.number)
+
+    else
+        dict:delete(key)
     end
-    if at ~= head then
-        local ok, err = dict:safe_set(line.head, at)
-        if not ok then
-            log(ERR, "edge: lines: could not move ", line.head, ": ", err)
-        end
-    end
-    -- Beyond it: the head has passed a number whose ticket was not written yet.
-    return at >= number
 end
 
 
--- Puts a request at the end of its line, one more among the `counted`. nil when there is no place.
-function _M.join(state, counted)
+-- Whether a ticket of another worker stands before `mine` (nil: none waits here) in a class.
+local function is_behind(list, mine)
+    local pids, self = others(), worker_pid()
+    for i = 1, #pids do
+        local pid = pids[i]
+        local tag, number = dict:get(list.first .. pid)
+        if tag and pid ~= self and (not mine or before(tag, number or 0, mine.tag, mine.number)) then
+            if not workers.is_gone(pid) then
+                return true
+            end
+            dict:delete(list.first .. pid)
+        end
+    end
+    return false
+end
+
+
+-- The ticket of this worker that is to be served now; nil when it is another worker's turn.
+function _M.front(line)
+    local order = fair.order(dict:get(line.turn) or 0)
+    for i = 1, CLASSES do
+        local list = line[order[i]]
+        local mine = list[1]
+        if is_behind(list, mine) then
+            return nil
+        end
+        if mine then
+            return mine
+        end
+    end
+end
+
+
+-- Where in a sorted list a ticket stands, or is to stand.
+local function place_of(list, waiter)
+    local low, high = 1, #list + 1
+    while low < high do
+        local middle = floor((low + high) / 2)
+        local other = list[middle]
+        if before(other.tag, other.number, waiter.tag, waiter.number) then
+            low = middle + 1
+
+        else
+            high = middle
+        end
+    end
+    return low
+end
+
+
+-- Of a key's waiting requests a count of their own, like those of a backend's slots.
+local function share_of(counted, key)
+    local id, pid = counted.id .. "/key/" .. key.name, counted.pid
+    return { id = id, pid = pid, own_key = "own:" .. pid .. ":" .. id, total_key = "total:" .. id }
+end
+
+
+-- A place among those `counted`, or nil and why there is none.
+local function take_place(state, counted, class)
+    local share = state.key and share_of(counted, state.key)
+    if share and not fair.may_join(slots.in_flight(share), slots.in_flight(counted), counted.limit) then
+        return nil, "share"
+    end
     if not slots.take(counted, 1) then
-        return nil
+        return nil, "crowded"
     end
-    local line = line_of(state)
-    local number, err = count_up(line.last)
-    local ok = number
-    if ok then
-        -- A ticket outlives its request only when its worker is killed; then not for long.
-        ok, err = dict:safe_set(line.ticket .. number, worker_pid(), state.model.wait + 1)
+    if share then
+        slots.force(share, 1)
     end
+    slots.force(counted.classes[class], 1)
+    return true, share
+end
+
+
+-- Puts a request of a class into its line, one more among the `counted`. nil and why when there is no
+-- place.
+function _M.join(state, counted, class, deadline)
+    local ok, share = take_place(state, counted, class)
     if not ok then
-        log(ERR, "edge: lines: could not write a ticket: ", err)
-        slots.release(counted, 1)
-        return nil
+        return nil, share
     end
+    local key = state.key
+    local line = line_of(state)
+    local list = line[class]
+    local cost = estimate.prompt(state) + estimate.answers(state) + 1
+    local weight = key and key.weight or 1
+    local finish = list.finish .. (key and key.name or "")
+    local tag, ends = fair.tag(dict:get(list.virtual) or 0, dict:get(finish) or 0, cost, weight)
+    set(finish, ends, FORGET)
     local waiter = {
         line = line,
-        number = number,
+        list = list,
+        class = counted.classes[class],
+        tag = tag,
+        number = count(line.last, 1) or 0,
+        finish = finish,
+        share = share,
+        span = ends - tag,
         counted = counted,
         since = now(),
+        until_ = deadline,
         freed = false,       -- what queue.lua last knew of freed slots, and when it asks anyway
         ask_at = 0,
         bell = semaphore.new(0),
     }
-    insert(line, waiter)
+    local place = place_of(list, waiter)
+    insert(list, place, waiter)
+    if place == 1 then
+        show(list)
+    end
     state.ticket = waiter
+    state.place = slots.in_flight(counted)
     return waiter
 end
 
 
--- Takes a request out of its line, however it goes on.
-function _M.leave(state)
-    local waiter = state.ticket
-    state.ticket = false
-    state.waited = state.waited + max(0, now() - waiter.since)
-    local line = waiter.line
-    dict:delete(line.ticket .. waiter.number)
-    slots.release(waiter.counted, 1)
-
-    local at = 1
-    while line[at] ~= waiter do
-        at = at + 1
-    end
-    remove(line, at)
-    if line[1] then
-        if at == 1 then
-            wake(line)
+local function forget(line)
+    for class = 1, CLASSES do
+        if line[class][1] then
+            return
         end
-        return
     end
     local lines = lines_cache[line.model]
     lines[line.name] = nil
@@ -163,11 +257,44 @@ function _M.leave(state)
 end
 
 
+-- Takes a request out of its line, however it goes on; `served`: it has got a slot.
+function _M.leave(state, served)
+    local waiter = state.ticket
+    state.ticket = false
+    state.waited = state.waited + max(0, now() - waiter.since)
+    local line, list = waiter.line, waiter.list
+    slots.release(waiter.counted, 1)
+    slots.release(waiter.class, 1)
+    if waiter.share then
+        slots.release(waiter.share, 1)
+    end
+    if served then
+        count(line.turn, 1)
+        if waiter.tag > (dict:get(list.virtual) or 0) then
+            set(list.virtual, waiter.tag)
+        end
+
+    else
+        -- Its key pays for what is served, not for what has left.
+        dict:incr(waiter.finish, -waiter.span)
+    end
+    local place = place_of(list, waiter)
+    remove(list, place)
+    if place == 1 then
+        show(list)
+        wake_first(list)
+    end
+    forget(line)
+end
+
+
 -- Says in all workers that a model may have room again, and wakes those in front in this one.
 function _M.announce(model_id)
-    count_up("freed:" .. model_id)
+    count("freed:" .. model_id, 1)
     for _, line in pairs(lines_cache[model_id] or {}) do
-        wake(line)
+        for class = 1, CLASSES do
+            wake_first(line[class])
+        end
     end
 end
 

@@ -69,6 +69,8 @@ function _M.begin()
         -- queue; times in seconds
         ticket = false,      -- its place in a line, while it waits
         deadline = false,
+        class = false,       -- 1: high, 2: normal, 3: low; while it waits or has waited
+        place = false,       -- how many waited when it joined, itself among them
         waited = 0,
         -- dispatch
         tries = 0,

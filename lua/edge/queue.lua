@@ -1,10 +1,11 @@
--- Requests that wait because every backend of their model is at its limit: first come, first served
--- over all workers (lines.lua), bounded in number and in time.
+-- Requests that wait because every backend of their model is at its limit: in a fair order over all
+-- workers (lines.lua, fair.lua), bounded in number and in time.
 --
 -- A request chooses its backend and takes the slot in its own thread. In each worker the first request
--- of a line looks whether it is its turn: every 2 ms, and at once when this worker frees a slot. Those
--- behind it sleep until it wakes them. No timers: a draining worker has none.
+-- of a line and class looks whether it is its turn: every 2 ms, and at once when this worker frees a
+-- slot. Those behind it sleep until it wakes them. No timers: a draining worker has none.
 
+local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local lines = require "edge.lines"
 local pace = require "edge.pace"
@@ -78,25 +79,40 @@ local function ask(state, waiter)
 end
 
 
+-- How long a request waits at most: as its model says, or less if its client does.
+local function patience(longest)
+    local asked = tonumber(ngx.var.http_x_request_timeout)
+    return asked and asked >= 0 and min(asked, longest) or longest
+end
+
+
+local function class_of(state)
+    local key, rule = state.key, state.rule
+    local class = fair.class(rule and rule.priority, key and key.priority, ngx.var.http_x_priority)
+    state.class = class
+    return class
+end
+
+
 -- Waits until a slot is taken for this request, one of the `counted`: the backend, or nil and why not.
 local function wait(state, counted)
-    state.deadline = state.deadline or now() + state.model.wait
-    local waiter = lines.join(state, counted)
+    state.deadline = state.deadline or now() + patience(state.model.wait)
+    local waiter, why = lines.join(state, counted, class_of(state), state.deadline)
     if not waiter then
-        return nil, "crowded"
+        return nil, why
     end
     request.forget(state)
-    local line, bell = waiter.line, waiter.bell
+    local line, list, bell = waiter.line, waiter.list, waiter.bell
     while true do
         local left = state.deadline - now()
-        if line[1] == waiter then
-            if lines.is_front(line, waiter.number) then
+        if list[1] == waiter then
+            if lines.front(line) == waiter then
                 local backend, reason = ask(state, waiter)
                 if backend then
                     pace.served(state.model.id)
                 end
                 if backend or reason ~= "full" then
-                    lines.leave(state)
+                    lines.leave(state, backend ~= nil)
                     return backend, reason
                 end
             end
@@ -125,9 +141,14 @@ function _M.refusal(state, reason)
             .. model.waiting.limit .. " requests are waiting already. Try again later.",
             { retry_after = pace.retry_after(model.id, _M.length(model), model.wait) }
 
+    elseif reason == "share" then
+        return 429, "queue_full", "Every engine of " .. whose .. " is at its limit, and the key '"
+            .. state.key.name .. "' has as many requests waiting as one key may. Try again later.",
+            { retry_after = pace.retry_after(model.id, _M.length(model), model.wait) }
+
     elseif reason == "late" then
         return 429, "queue_timeout", "Every engine of " .. whose .. " was at its limit for "
-            .. model.wait .. " s. Nothing was started; try again later.",
+            .. floor(state.waited * 10 + 0.5) / 10 .. " s. Nothing was started; try again later.",
             { retry_after = pace.retry_after(model.id, _M.length(model) + 1, model.wait) }
 
     elseif reason == "cancelled" then
@@ -217,6 +238,18 @@ function _M.length(model)
         n = n + slots.in_flight(waits[i])
     end
     return n
+end
+
+
+-- The same by class: high, normal, low.
+function _M.lengths(model)
+    local waits, lengths = model.waits, { 0, 0, 0 }
+    for i = 1, #waits do
+        for class = 1, fair.CLASSES do
+            lengths[class] = lengths[class] + slots.in_flight(waits[i].classes[class])
+        end
+    end
+    return lengths
 end
 
 

@@ -27,6 +27,7 @@ local function prepare_one(given, number)
         model = given.model or false,
         pool = given.pool or false,
         policy = given.policy or false,
+        priority = given.priority,
     }
 end
 

@@ -15,8 +15,8 @@ from tests.support.net import wait_until
 
 KEYS = {
     "ts", "time", "id", "trace", "key", "model", "fallback_from", "backend", "path", "method", "status", "end",
-    "bytes_in", "bytes_out", "prompt_tokens", "completion_tokens", "stream", "queue_ms", "connect_ms", "ttft_ms",
-    "total_ms", "itl_mean_ms", "itl_max_ms", "chunks", "retries", "client", "error", "rule",
+    "bytes_in", "bytes_out", "prompt_tokens", "completion_tokens", "stream", "priority", "queue_place", "queue_ms",
+    "connect_ms", "ttft_ms", "total_ms", "itl_mean_ms", "itl_max_ms", "chunks", "retries", "client", "error", "rule",
 }  # fmt: skip
 USAGE = {"stream_options": {"include_usage": True}}
 

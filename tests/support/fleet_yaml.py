@@ -49,6 +49,7 @@ FULL: dict[str, Any] = {
             "model": "packaged",
             "pool": "spare",
             "policy": "least_loaded",
+            "priority": "low",
         },
     ],
     "models": {

@@ -1,0 +1,109 @@
+"""The order in which many waiting requests are served, and what keeping it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from tests.support.client import CHAT, chat, percentile
+from tests.support.edge import Edge
+from tests.support.engine import ScriptedEngine
+from tests.support.proof import Row, row
+
+#: Slots in all, and how long the engine takes for each request.
+CAPACITY, SERVICE_MS = 8, 50
+
+
+@dataclass(frozen=True)
+class Scale:
+    waiters: int
+
+
+FULL, SMALL = Scale(1500), Scale(300)
+
+
+@dataclass
+class Outcome:
+    """``displaced``: by how many places each request was served before or after its turn."""
+
+    answered: int
+    seconds: float
+    displaced: list[int]
+    cpu_seconds: float
+
+    @property
+    def of_ideal(self) -> float:
+        return self.answered * SERVICE_MS / 1000 / CAPACITY / self.seconds
+
+
+async def _one(port: int, name: str, sent: list[str], turn: asyncio.Event, done: asyncio.Event) -> int:
+    """Connect, send when it is one's turn, and read the answer. Returns its status."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(chat("alpha", tokens=1, headers_after_ms=SERVICE_MS)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    await turn.wait()
+    sent.append(name)
+    writer.write(f"{head}X-Request-Id: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    done.set()
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1])
+
+
+async def _crowd(port: int, count: int) -> tuple[list[int], list[str]]:
+    """``count`` clients, each of which sends after the one before it. Returns statuses and the order of sending."""
+    sent: list[str] = []
+    turns = [asyncio.Event() for _ in range(count + 1)]
+    tasks = []
+    for number in range(count):
+        tasks.append(asyncio.create_task(_one(port, f"w-{number}", sent, turns[number], turns[number + 1])))
+        if number % 100 == 99:
+            await asyncio.sleep(0.05)
+    turns[0].set()
+    return await asyncio.gather(*tasks), sent
+
+
+def _cpu(edge: Edge) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in edge.workers())
+
+
+def _fleet(engine: ScriptedEngine, waiters: int) -> dict[str, Any]:
+    backend = {"id": "alpha-1", "url": engine.url, "limit": CAPACITY}
+    return {"models": {"alpha": {"backends": [backend], "queue": {"max_waiting": waiters, "timeout": "5m"}}}}
+
+
+def measure(scale: Scale) -> Outcome:
+    """Let ``scale.waiters`` clients wait behind one engine."""
+    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, scale.waiters)) as edge:
+        before, began = _cpu(edge), time.monotonic()
+        statuses, sent = asyncio.run(_crowd(edge.port, scale.waiters))
+        seconds, used = time.monotonic() - began, _cpu(edge) - before
+        edge.idle()
+        lines = {line["id"]: line for line in edge.log_lines()}
+    started = sorted(sent, key=lambda name: lines[name]["time"] - (lines[name]["total_ms"] - lines[name]["queue_ms"]) / 1000)
+    place = {name: number for number, name in enumerate(started)}
+    displaced = [abs(place[name] - number) for number, name in enumerate(sent)]
+    return Outcome(statuses.count(200), seconds, displaced, used)
+
+
+def rows(scale: Scale, outcome: Outcome) -> list[Row]:
+    detail = f"{scale.waiters} clients, {CAPACITY} slots, {SERVICE_MS} ms each, two workers"
+    unanswered = scale.waiters - outcome.answered
+    return [
+        row("Everyone who waits is served", unanswered, 0, "unanswered", detail),
+        row("A full queue keeps the engines busy", outcome.of_ideal, 0.93, "of the ideal", detail, at_least=True),
+        row("First come, first served: out of turn, p99", percentile(outcome.displaced, 0.99), 10, "places", detail),
+        row("First come, first served: out of turn, at most", max(outcome.displaced), 150, "places", detail),
+        row("Waiting is cheap", outcome.cpu_seconds, 1, "CPU s", f"{detail}; both workers, proxying included"),
+    ]
+
+
+def proof() -> list[Row]:
+    """1,500 waiters."""
+    return rows(FULL, measure(FULL))
