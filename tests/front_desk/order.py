@@ -86,7 +86,9 @@ def measure(scale: Scale) -> Outcome:
         seconds, used = time.monotonic() - began, _cpu(edge) - before
         edge.idle()
         lines = {line["id"]: line for line in edge.log_lines()}
-    started = sorted(sent, key=lambda name: lines[name]["time"] - (lines[name]["total_ms"] - lines[name]["queue_ms"]) / 1000)
+    started = sorted(
+        sent, key=lambda name: lines[name]["time"] - (lines[name]["total_ms"] - lines[name]["queue_ms"]) / 1000
+    )
     place = {name: number for number, name in enumerate(started)}
     displaced = [abs(place[name] - number) for number, name in enumerate(sent)]
     return Outcome(statuses.count(200), seconds, displaced, used)
