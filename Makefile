@@ -87,7 +87,7 @@ bench-edge: setup-test-fast ## CPU and latency of the edge beside plain nginx an
 prove-edge: setup-test-fast prove-fuzz ## every long proof of the edge; figures go to docs/figures
 	.venv/bin/python -m tests.edge.prove
 
-prove-balancing: setup-test-fast ## chaos, changes of the fleet, hung engines: at length, with figures
+prove-balancing: setup-test-fast vllm-runtime ## chaos, changes, hung engines; hits and speed beside other routers
 	.venv/bin/python -m tests.balancing.prove
 
 prove-fuzz: setup-test-fast ## 200,000 documents for each body scanner

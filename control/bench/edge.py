@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from control.bench import client, report
+from control.bench import client, peers, report
 from control.bench.load import CPU_LOADS, EVENTS_PER_STREAM, chat_body, cpu_microseconds, run_wrk, wrk_version
 from control.bench.process import BenchError, Tree, two_cores
 from control.bench.rows import failed, summarize
@@ -35,13 +35,11 @@ from control.bench.stand import (
     VLLM_ROUTER,
     Stand,
     fake_engine,
-    install_vllm_router,
     on_core,
-    vllm_router_version,
 )
 from control.edge.binary import find_engine
 from control.errors import SignalboxError
-from control.paths import REPOSITORY, StatePaths
+from control.paths import REPOSITORY
 
 DIRECT = "direct"
 
@@ -168,7 +166,7 @@ def facts(names: Sequence[str]) -> dict[str, Any]:
     )
     versions = {"nginx": find_engine().title, "wrk": wrk_version(), "python": platform.python_version()}
     if VLLM_ROUTER in names:
-        versions[VLLM_ROUTER] = vllm_router_version()
+        versions[VLLM_ROUTER] = peers.VLLM_ROUTER.version()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": git("rev-parse", "HEAD") or "unknown",
@@ -190,7 +188,7 @@ def run(effort: Effort, names: Sequence[str], console: Console) -> dict[str, Any
     result = facts(names)
     if VLLM_ROUTER in names:
         with console.status("Installing vllm-router into its own venv, unless it is there"):
-            install_vllm_router(StatePaths(REPOSITORY / ".signalbox").runtimes)
+            peers.VLLM_ROUTER.install()
     repeats = []
     with ExitStack() as stack:
         stack.enter_context(on_core(cores.load))

@@ -85,12 +85,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for_answer(name: str, port: int, path: str, alive: subprocess.Popen[bytes] | None, log: Path) -> None:
+def wait_for_answer(
+    name: str, port: int, path: str, alive: subprocess.Popen[bytes] | None, log: Path, seconds: float = START_SECONDS
+) -> None:
     """Return once ``GET path`` answers 200.
 
-    Raises BenchError when the process ends first or START_SECONDS pass.
+    Raises BenchError when the process ends first or ``seconds`` pass.
     """
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if alive is not None and alive.poll() is not None:
             break
@@ -110,26 +112,28 @@ def pinned(
     name: str,
     command: Sequence[str],
     *,
-    core: int,
+    core: int | None,
     port: int,
     path: str,
     log: Path,
     environment: Mapping[str, str] | None = None,
+    seconds: float = START_SECONDS,
 ) -> Iterator[Tree]:
-    """Run ``command`` on one core until the block ends; yields once ``GET path`` on ``port`` answers 200.
+    """Run ``command`` until the block ends; yields once ``GET path`` on ``port`` answers 200.
 
-    Raises BenchError when it does not start.
+    It runs on one core, or wherever it likes when that is None. Raises BenchError when it does not start
+    within ``seconds``.
     """
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            ["taskset", "-c", str(core), *command],
+            [*(() if core is None else ("taskset", "-c", str(core))), *command],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
             env={**os.environ, **(environment or {})},
         )
     try:
-        wait_for_answer(name, port, path, process, log)
+        wait_for_answer(name, port, path, process, log, seconds)
         yield Tree(name, process.pid, port)
     finally:
         process.terminate()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,17 +12,16 @@ from typing import Any
 
 import jinja2
 
+from control.bench import peers
 from control.bench.load import EVENTS_PER_STREAM, MODEL
 from control.bench.process import START_SECONDS, BenchError, Cores, Tree, free_port, pinned, wait_for_answer
 from control.edge import apply
 from control.edge.binary import find_engine
 from control.edge.site import Site, client, open_site
 from control.fleet.load import load
-from control.paths import REPOSITORY, StatePaths
 
-NGINX, SIGNALBOX, VLLM_ROUTER = "nginx", "signalbox", "vllm-router"
+NGINX, SIGNALBOX, VLLM_ROUTER = "nginx", "signalbox", peers.VLLM_ROUTER.name
 SPACING_SECONDS = 0.02
-LOCK = REPOSITORY / "requirements" / "bench.lock"
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -139,54 +134,10 @@ def _await_ready(site: Site) -> None:
         admin.close()
 
 
-def vllm_router_version() -> str:
-    """The version that the lock file pins."""
-    for line in LOCK.read_text().splitlines():
-        if line.startswith("vllm-router=="):
-            return line.removeprefix("vllm-router==").split()[0]
-    raise BenchError(f"{LOCK} does not pin vllm-router.", "Restore the file from the repository.")
-
-
-def install_vllm_router(runtimes: Path) -> Path:
-    """Make vllm-router's venv when it is not there yet; returns the path of its program.
-
-    Raises BenchError with pip's own words when the installation fails.
-    """
-    venv = runtimes / f"bench-vllm-router-{vllm_router_version()}"
-    program, mark = venv / "bin" / "vllm-router", venv / "installed-from"
-    fingerprint = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    if program.exists() and mark.exists() and mark.read_text() == fingerprint:
-        return program
-    shutil.rmtree(venv, ignore_errors=True)
-    steps = (
-        [sys.executable, "-m", "venv", str(venv)],
-        [
-            str(venv / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--require-hashes",
-            "-r",
-            str(LOCK),
-        ],
-    )
-    for step in steps:
-        done = subprocess.run(step, capture_output=True, text=True, timeout=900, check=False)
-        if done.returncode != 0:
-            raise BenchError(
-                f"vllm-router could not be installed into {venv}:\n{done.stderr.strip()[-2000:]}",
-                "Is the package index reachable? `--without vllm-router` compares with plain nginx alone.",
-            )
-    mark.write_text(fingerprint)
-    return program
-
-
 @contextlib.contextmanager
 def vllm_router(stand: Stand) -> Iterator[Tree]:
     """The peer: vllm-router with two workers, round robin, one Tokio thread, its metrics on as by default."""
-    program = install_vllm_router(StatePaths(REPOSITORY / ".signalbox").runtimes)
+    program = peers.VLLM_ROUTER.install()
     room, port = stand.room(VLLM_ROUTER), free_port()
     command = [
         str(program),

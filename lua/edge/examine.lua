@@ -6,12 +6,14 @@ local engine_state = require "edge.engine_state"
 local fleet = require "edge.fleet"
 local http_get = require "edge.http_get"
 local promread = require "edge.promread"
+local slots = require "edge.slots"
 local states = require "edge.states"
 
 local concat = table.concat
 local find = string.find
 local gsub = string.gsub
 local ipairs = ipairs
+local max = math.max
 local min = math.min
 local now = ngx.now
 local type = type
@@ -105,9 +107,11 @@ function _M.metrics(backend, engine, settings, interval)
         return
     end
     engine.metrics_at = now()
+    local before = slots.in_flight(backend)
     local status, body = http_get.get(peer_of(backend), "/metrics", CONNECT_MS, settings.answer * 1000)
     if status == 200 then
         local sample = promread.read(body)
+        sample.ours = max(before, slots.in_flight(backend))
         engine_state.measured(engine, sample, now())
         states.measured(backend, sample, 3 * interval + settings.answer)
 

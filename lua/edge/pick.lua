@@ -27,7 +27,7 @@ local function judge(backend, load, weight)
     if not fits(load, weight, backend.limit) then
         return huge
     end
-    return score_of(load, weight, backend.weight, backend.waiting, backend.kv_usage)
+    return score_of(load, weight, backend.weight, backend.waiting_others, backend.kv_usage)
 end
 
 
@@ -95,7 +95,7 @@ local function session(state, candidates, n)
         seeds_cache[i] = candidates[i].seed
     end
     local index = policy.rendezvous(state.session, seeds_cache, weights_cache, n)
-    return within(scores_cache[index], scores_cache[least], policy.MARGIN_OWN) and index or least
+    return within(scores_cache[index], scores_cache[least], policy.MARGIN_SESSION) and index or least
 end
 
 

@@ -3,6 +3,7 @@
 
 local cjson = require "cjson.safe"
 local engine_state = require "edge.engine_state"
+local policy = require "edge.policy"
 
 local ipairs = ipairs
 local log = ngx.log
@@ -16,6 +17,7 @@ local NOTICE = ngx.NOTICE
 
 local dict = ngx.shared.edge_state
 local SERVING = engine_state.SERVING
+local waiting_of_others = policy.waiting_of_others
 
 
 local _M = {}
@@ -130,20 +132,26 @@ function _M.measured(backend, sample, ttl)
     local function text(name)
         return sample[name] or "-"
     end
+    local others = "-"
+    if sample.running and sample.waiting then
+        others = waiting_of_others(sample.running, sample.waiting, sample.ours)
+    end
     set("load:" .. backend.state_key, text("running") .. " " .. text("waiting") .. " "
-        .. text("kv_usage") .. " " .. text("prefix_queries") .. " " .. text("prefix_hits"), ttl)
+        .. text("kv_usage") .. " " .. text("prefix_queries") .. " " .. text("prefix_hits") .. " "
+        .. others, ttl)
 end
 
 
--- running, waiting, KV usage, prefix queries, prefix hits.
+-- running, waiting, KV usage, prefix queries, prefix hits, and how many of those waiting are others'.
 function _M.load(backend)
     local text = dict:get("load:" .. backend.state_key)
     if not text then
         return nil
     end
-    local running, waiting, kv_usage, queries, hits =
-        match(text, "^(%S+) (%S+) (%S+) (%S+) (%S+)$")
-    return tonumber(running), tonumber(waiting), tonumber(kv_usage), tonumber(queries), tonumber(hits)
+    local running, waiting, kv_usage, queries, hits, others =
+        match(text, "^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$")
+    return tonumber(running), tonumber(waiting), tonumber(kv_usage), tonumber(queries), tonumber(hits),
+        tonumber(others)
 end
 
 
@@ -208,7 +216,8 @@ end
 -- The engines' own numbers into the tables of a fleet.
 function _M.refresh_loads(fleet)
     for _, backend in pairs(fleet.backends) do
-        backend.running, backend.waiting, backend.kv_usage = _M.load(backend)
+        local _, _, kv_usage, _, _, waiting_others = _M.load(backend)
+        backend.kv_usage, backend.waiting_others = kv_usage, waiting_others
     end
 end
 

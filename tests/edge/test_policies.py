@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -127,9 +127,9 @@ class TestPrefix:
     def test_a_busy_favourite_gives_way_and_the_map_learns(self, trio: list[ScriptedEngine]) -> None:
         with Edge(fleet("prefix", *trio)) as edge:
             favourite = serve(edge, trio, talk("first"))
-            with held(edge, trio, [talk("first")] * 5):
-                # All five follow the first; then it is four above the others.
-                assert counts(trio)[favourite] == 6
+            with held(edge, trio, [talk("first")] * 9):
+                # All nine follow the first; then it is eight above the others.
+                assert counts(trio)[favourite] == 10
                 second = serve(edge, trio, talk("first", "second"))
                 assert second != favourite
                 # Two are idle now; one of them has the conversation.
@@ -193,6 +193,38 @@ class TestOthers:
         with Edge(fleet("least_loaded", *trio)) as edge, held(edge, trio, bodies):
             assert sorted(counts(trio)) == [1, 4, 4]
             assert sorted(backend["in_flight"] for backend in edge.backends().values()) == [4, 4, 4]
+
+    def test_requests_that_wait_in_an_engine_count_once(self) -> None:
+        """Ours are counted in flight already; only those that others sent are known from the engine alone."""
+        names = ("alpha", "alpha", "beta", "beta")
+        options: tuple[dict[str, int], ...] = ({"max_running": 1}, {}, {}, {})
+        with ExitStack() as running:
+            engines = [ScriptedEngine(name, **more) for name, more in zip(names, options, strict=True)]
+            for engine in engines:
+                running.enter_context(engine)
+            alphas, (shared, own) = engines[:2], engines[2:]
+            content = fleet("least_loaded", *alphas)
+            content["models"]["beta"] = {
+                "backends": [{"url": engine.url} for engine in (shared, own)],
+                "routing": {"policy": "least_loaded"},
+            }
+            content["edge"] = {"workers": 1, "probe": {"metrics": "250ms", "idle": "1h"}}
+            edge = running.enter_context(Edge(content))
+            running.enter_context(held(edge, alphas, [chat("alpha")] * 6))
+            assert counts(alphas) == [3, 3]
+            wait_until("the two that wait to be seen", lambda: edge.backends()["alpha-0"]["waiting"] == 2)
+            shared.configure(waiting=2)
+
+            def avoided() -> bool:
+                before = shared.started()
+                return all(edge.post(CHAT, chat("beta")).ok for _ in range(4)) and shared.started() == before
+
+            wait_until("the worker to know both", avoided)
+            for number in (7, 8):
+                client = running.enter_context(closing(edge.raw()))
+                client.request(CHAT, chat("alpha", stream=True, first_ms=60_000))
+                until_started(alphas, number)
+            assert counts(alphas) == [4, 4]
 
     def test_random_two_uses_all_and_avoids_the_busy(self, trio: list[ScriptedEngine]) -> None:
         with Edge(fleet("random_two", *trio)) as edge:

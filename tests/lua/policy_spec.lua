@@ -77,6 +77,20 @@ describe("round_robin with weights", function()
 end)
 
 
+describe("waiting_of_others", function()
+    it("is nothing while all that the engine has is ours", function()
+        assert.equal(0, policy.waiting_of_others(4, 3, 7))
+        assert.equal(0, policy.waiting_of_others(4, 3, 9))
+    end)
+
+    it("is what exceeds ours, and no more than waits", function()
+        assert.equal(2, policy.waiting_of_others(4, 3, 5))
+        assert.equal(3, policy.waiting_of_others(4, 3, 0))
+        assert.equal(0, policy.waiting_of_others(4, 0, 0))
+    end)
+end)
+
+
 describe("score", function()
     it("is what a backend has in flight for its weight, the request included", function()
         assert.equal(3, policy.score(2, 1, 1))
@@ -105,8 +119,10 @@ end)
 
 describe("within", function()
     it("allows the margin, and a quarter of the least score where that is more", function()
-        assert.is_true(policy.within(5, 1, policy.MARGIN_OWN))
-        assert.is_false(policy.within(6, 1, policy.MARGIN_OWN))
+        assert.is_true(policy.within(9, 1, policy.MARGIN_OWN))
+        assert.is_false(policy.within(10, 1, policy.MARGIN_OWN))
+        assert.is_true(policy.within(5, 1, policy.MARGIN_SESSION))
+        assert.is_false(policy.within(6, 1, policy.MARGIN_SESSION))
         assert.is_false(policy.within(5, 1, policy.MARGIN_SHARED))
         assert.is_true(policy.within(50, 40, policy.MARGIN_SHARED))
         assert.is_false(policy.within(51, 40, policy.MARGIN_OWN))

@@ -67,12 +67,13 @@ def main() -> None:
     parser.add_argument("--api-key", default="")
     parser.add_argument("--max-model-len", type=int, default=4_194_304)
     parser.add_argument("--delay-ms", type=float, default=0, help="time between two tokens")
+    parser.add_argument("--max-running", type=int, default=0, help="requests that generate at a time; others wait")
     parser.add_argument("--tls-certificate", help="speak HTTPS with this PEM file (key included)")
     parser.add_argument("--log-file", help="append a line per request here")
     parser.add_argument("--starts-file", help="append the id of every POST here; it outlives a killed engine")
     options = parser.parse_args()
     ENGINE = Engine(options.name, options.lora, options.api_key, options.max_model_len,
-                    Script(delay_ms=options.delay_ms))  # fmt: skip
+                    Script(delay_ms=options.delay_ms), max_running=options.max_running)  # fmt: skip
     if options.starts_file:
         ENGINE.starts = open(options.starts_file, "ab", buffering=0)  # noqa: SIM115 (as long as the process lives)
     settings: dict[str, Any] = {"log_config": _log_config(options.log_file)} if options.log_file else {}

@@ -52,6 +52,7 @@ class Call:
         self.arrived = time.monotonic()
         self._send = send
         self._sequences = 0
+        self._has_turn = False
 
     def begin(self, sequences: int) -> None:
         """Count it as generating, until its last byte is about to be written or ``end``."""
@@ -59,9 +60,23 @@ class Call:
         self.engine.generating += sequences
         self.engine.peak = max(self.engine.peak, self.engine.generating)
 
+    async def turn(self) -> None:
+        """Wait, first come, first served, until the engine runs fewer than ``max_running`` requests; until ``end``."""
+        if self.engine.turns is None:
+            return
+        self.engine.queued += 1
+        try:
+            await self.engine.turns.acquire()
+            self._has_turn = True
+        finally:
+            self.engine.queued -= 1
+
     def end(self) -> None:
         self.engine.generating -= self._sequences
         self._sequences = 0
+        if self._has_turn and self.engine.turns is not None:
+            self._has_turn = False
+            self.engine.turns.release()
 
     def header(self, name: str) -> str:
         wanted = name.encode().lower()
@@ -130,6 +145,7 @@ class Call:
             return
         if script.comment_first:
             await self.write(COMMENT)
+        await self.turn()
         await self.engine.work(script.first_ms)
         pending: list[bytes] = []
         sent = 0

@@ -60,6 +60,7 @@ class Job:
         if script.hang:
             await asyncio.Event().wait()
         await self.call.engine.melt()
+        await self.call.turn()
         await self.call.engine.work(script.first_ms)
         words = []
         for word in self.words():

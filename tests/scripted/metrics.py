@@ -18,7 +18,8 @@ def exposition(engine: Engine) -> bytes:
     """Prometheus text of one engine."""
     name = engine.names[0].replace("\\", "\\\\").replace('"', '\\"')
     labels = f'engine="0",model_name="{name}"'
-    gauges = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting,
+    gauges = {"num_requests_running": engine.running - engine.queued,
+              "num_requests_waiting": engine.waiting + engine.queued,
               "kv_cache_usage_perc": engine.kv_usage}  # fmt: skip
     counters = {
         "prefix_cache_queries": engine.prompt_tokens, "prefix_cache_hits": 0, "external_prefix_cache_queries": 0,

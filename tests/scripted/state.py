@@ -45,7 +45,8 @@ class Engine:
     health_status: int = 200
     health_delay_ms: float = 0
     metrics_status: int = 200
-    waiting: int = 0  # gauges of /metrics
+    max_running: int = 0  # requests that generate at a time, as vLLM's max_num_seqs; the others wait. 0: no bound
+    waiting: int = 0  # gauges of /metrics; requests that wait for their turn are added
     kv_usage: float = 0
     models_delay_ms: float = 0
     started_at: float = field(default_factory=time.time)
@@ -62,6 +63,7 @@ class Engine:
     running: int = 0
     generating: int = 0  # sequences (n of each request) whose last byte is not written yet
     peak: int = 0  # the most of them at one time
+    queued: int = 0  # requests that wait for their turn
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=100))
     responses: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -72,6 +74,9 @@ class Engine:
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
     e2e: Histogram = field(default_factory=Histogram)
+
+    def __post_init__(self) -> None:
+        self.turns = asyncio.Semaphore(self.max_running) if self.max_running else None
 
     async def work(self, ms: float) -> None:
         """Let time pass as in a long prefill: the scheduler's steps are counted, tokens are not there yet."""

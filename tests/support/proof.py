@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Chapter:
     name: str
     proofs: Mapping[str, Proof]
     document: Path = DOCUMENT
+    #: Further documents that hold figures of this chapter, each with what lays them into its text.
+    also: Mapping[Path, Callable[[str, dict[str, Any]], str]] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -61,9 +63,12 @@ class Chapter:
 
     def filled(self, text: str, result: dict[str, Any]) -> str:
         """The document's text with this chapter's table replaced."""
-        begin, end = (f"<!-- prove-{self.name}: {word} -->" for word in ("begin", "end"))
-        head, rest = text.split(begin)
-        return head + begin + "\n" + markdown(result) + "\n" + end + rest.split(end)[1]
+        return between_marks(text, f"prove-{self.name}", markdown(result))
+
+    def documents(self, result: dict[str, Any]) -> dict[Path, str]:
+        """All documents that hold figures of this chapter, as they read with ``result``."""
+        fills = {self.document: self.filled, **self.also}
+        return {path: fill(path.read_text(), result) for path, fill in fills.items()}
 
     def measure(self, names: list[str]) -> dict[str, Any]:
         """Run these proofs, print their rows, and lay them over the figures that there are."""
@@ -95,8 +100,16 @@ class Chapter:
         chosen = [name for name in self.proofs if name in wanted or not wanted]
         result = self.measure(chosen)
         self.path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-        self.document.write_text(self.filled(self.document.read_text(), result))
+        for path, text in self.documents(result).items():
+            path.write_text(text)
         return 0 if all(one["kept"] for one in result["rows"] if one["proof"] in chosen) else 1
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """``text`` with ``content`` between the marks of this name."""
+    begin, end = (f"<!-- {name}: {word} -->" for word in ("begin", "end"))
+    head, rest = text.split(begin)
+    return head + begin + "\n" + content + "\n" + end + rest.split(end)[1]
 
 
 def commit() -> str:
