@@ -19,7 +19,7 @@ from control.edge.surroundings import Surroundings, here
 from control.errors import RenderError
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, addresses, resolve_backends
-from control.fleet.schema import Edge
+from control.fleet.schema import Certificate, Edge, Tls
 from control.paths import REPOSITORY, StatePaths
 
 TEMPLATE = "nginx.conf.j2"
@@ -108,7 +108,7 @@ def build_context(
         "worker_rlimit_nofile": _open_files(edge, surroundings.open_files),
         "listen": [{"address": scratch.listen if scratch else edge.listen}],
         "admin": scratch.admin if scratch else edge.admin,
-        "tls": {"certificate": str(loaded.file(tls.certificate)), "key": str(loaded.file(tls.key))} if tls else None,
+        "certificates": _certificates(loaded, tls) if tls else [],
         "max_body": int(edge.max_body),
         "timeouts": {
             name: int(getattr(edge.timeouts, name)) for name in ("header", "body", "send", "keepalive", "drain")
@@ -126,6 +126,20 @@ def build_context(
         "tls_upstreams": _tls_upstreams(backends),
         "key_envs": sorted({backend.key_env for backend in backends if backend.key_env}),
     }
+
+
+def _certificates(loaded: LoadedFleet, tls: Tls) -> list[dict[str, Any]]:
+    """The certificate for all names of which nothing else is said, then those for some."""
+    default = {"names": [], "certificate": str(loaded.file(tls.certificate)), "key": str(loaded.file(tls.key))}
+    others = [
+        {
+            "names": [name.lower() for name in other.names],
+            "certificate": str(loaded.file(other.certificate)),
+            "key": str(loaded.file(other.key)),
+        }
+        for other in tls.others
+    ]
+    return [default, *others]
 
 
 def _fill(templates: Path, context: Mapping[str, Any]) -> str:
@@ -202,5 +216,6 @@ def _worker_files(paths: StatePaths, backends: Sequence[ResolvedBackend], source
 
 def _read_files(loaded: LoadedFleet, backends: Sequence[ResolvedBackend]) -> tuple[Path, ...]:
     tls = loaded.fleet.edge.tls
-    files = [loaded.file(tls.certificate), loaded.file(tls.key)] if tls else []
+    pairs: list[Certificate] = [tls, *tls.others] if tls else []
+    files = dict.fromkeys(loaded.file(name) for pair in pairs for name in (pair.certificate, pair.key))
     return (*files, *sorted({backend.ca for backend in backends if backend.ca}))

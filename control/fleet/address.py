@@ -47,6 +47,12 @@ def is_host(host: str) -> bool:
     return len(host) <= 253 and all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit()
 
 
+def is_host_pattern(text: str) -> bool:
+    """Whether ``text`` is a host name or an IP address, or ``*.`` and a host name."""
+    host = text.removeprefix("*.")
+    return is_host(host) and (host == text or ip(host) is None)
+
+
 def overlap(one: str, other: str) -> bool:
     """Whether listening on both hosts, with one port, is impossible on one machine."""
     first, second = (str(ip(_plain(host)) or host.lower()) for host in (one, other))

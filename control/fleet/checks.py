@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
 
-from control.fleet.address import ip, is_host, is_loopback, overlap, split_listen, split_url
+from control.fleet.address import ip, is_host, is_host_pattern, is_loopback, overlap, split_listen, split_url
 from control.fleet.headers import is_edges_own, passes_anyway
 from control.fleet.messages import Finding, did_you_mean, shown
 from control.fleet.rules import check_rules
-from control.fleet.schema import PLACEHOLDERS, Backend, Engine, Fleet, Model
+from control.fleet.schema import PLACEHOLDERS, Backend, Certificate, Engine, Fleet, Model
 from control.fleet.source import KeyPath, dotted
 
 LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("control", "listen"))
@@ -20,7 +20,7 @@ LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("contr
 def check(fleet: Fleet, folder: Path) -> list[Finding]:
     """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
     findings: list[Finding] = []
-    for rule in (_listeners, _ports, _edge_lists, _names, _ids, _models, check_rules):
+    for rule in (_listeners, _ports, _tls_names, _edge_lists, _names, _ids, _models, check_rules):
         findings += rule(fleet)
     findings += _files(fleet, folder)
     return findings
@@ -86,6 +86,20 @@ def _ports(fleet: Fleet) -> Iterator[Finding]:
         seen.setdefault(port, []).append((path, host))
         if clash is not None:
             yield Finding(path, f"port {port} is already taken by {dotted(clash)}.", "Give it another.", (clash,))
+
+
+def _tls_names(fleet: Fleet) -> Iterator[Finding]:
+    """Names that a client can ask for, each with one certificate."""
+    seen: dict[str, KeyPath] = {}
+    for number, other in enumerate(fleet.edge.tls.others if fleet.edge.tls else []):
+        for index, name in enumerate(other.names):
+            path: KeyPath = ("edge", "tls", "others", number, "names", index)
+            if not is_host_pattern(name) or ip(name) is not None:
+                yield Finding(path, f"{name!r} is no host name.", "Write chat.example.com, or *.example.com.")
+            elif name.lower() in seen:
+                first = seen[name.lower()]
+                yield Finding(path, f"the name {name!r} has a certificate already: {dotted(first)}.", "", (first,))
+            seen.setdefault(name.lower(), path)
 
 
 def _edge_lists(fleet: Fleet) -> Iterator[Finding]:
@@ -232,9 +246,13 @@ def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:
 
 
 def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:
-    if fleet.edge.tls is not None:
-        yield from _file(("edge", "tls", "certificate"), folder, fleet.edge.tls.certificate)
-        yield from _file(("edge", "tls", "key"), folder, fleet.edge.tls.key)
+    tls = fleet.edge.tls
+    if tls is not None:
+        pairs: list[tuple[KeyPath, Certificate]] = [(("edge", "tls"), tls)]
+        pairs += [(("edge", "tls", "others", number), other) for number, other in enumerate(tls.others)]
+        for path, pair in pairs:
+            yield from _file((*path, "certificate"), folder, pair.certificate)
+            yield from _file((*path, "key"), folder, pair.key)
     for path, backend in _backends(fleet):
         yield from _file((*path, "key_file"), folder, backend.key_file)
         yield from _file((*path, "ca"), folder, backend.ca)

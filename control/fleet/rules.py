@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from control.fleet.address import ip, is_host
+from control.fleet.address import is_host_pattern
 from control.fleet.headers import is_edges_own
 from control.fleet.messages import Finding, did_you_mean
 from control.fleet.schema import Fleet, Rule
@@ -33,8 +33,7 @@ def _conditions(path: KeyPath, rule: Rule) -> Iterator[Finding]:
     if root and root[0] in SERVED:
         message = f"{rule.path!r} would hide the API's own paths, which begin with /{root[0]}."
         yield Finding((*path, "path"), message, "Take another first part, such as /team-a.")
-    host = (rule.host or "").removeprefix("*.")
-    if host and (not is_host(host) or (host != rule.host and ip(host) is not None)):
+    if rule.host is not None and not is_host_pattern(rule.host):
         message = f"{rule.host!r} is no host name."
         yield Finding((*path, "host"), message, "Write chat.example.com, or *.example.com.")
     if rule.header is not None and is_edges_own(rule.header.name):

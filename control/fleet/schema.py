@@ -139,11 +139,25 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-class Tls(Strict):
-    """Certificate and key of the public listener, PEM files; relative paths start at fleet.yaml's folder."""
+class Certificate(Strict):
+    """Certificate and key, PEM files; relative paths start at fleet.yaml's folder."""
 
     certificate: FilePath
     key: FilePath
+
+
+class NamedCertificate(Certificate):
+    """Certificate and key for clients that ask for one of ``names`` (SNI)."""
+
+    names: Annotated[list[HostPattern], Field(min_length=1, max_length=64)]
+    """Host names, or *.example.com for all that end so."""
+
+
+class Tls(Certificate):
+    """Certificate and key of the public listener, PEM files; relative paths start at fleet.yaml's folder."""
+
+    others: Annotated[list[NamedCertificate], Field(max_length=32)] = []
+    """Certificates for some names; all other names get the one above."""
 
 
 class EdgeTimeouts(Strict):

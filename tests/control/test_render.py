@@ -37,7 +37,17 @@ FULL: dict[str, Any] = {
         "listen": "[::]:8443",
         "admin": "127.0.0.1:9089",
         "keys": "none",
-        "tls": {"certificate": "certs/edge.pem", "key": "certs/edge.key"},
+        "tls": {
+            "certificate": "certs/edge.pem",
+            "key": "certs/edge.key",
+            "others": [
+                {
+                    "names": ["Chat.example.com", "*.example.org"],
+                    "certificate": "certs/chat.pem",
+                    "key": "certs/chat.key",
+                }
+            ],
+        },
         "workers": 4,
         "worker_connections": 1024,
         "max_body": "10m",
@@ -86,7 +96,8 @@ def write_fleet(folder: Path, content: dict[str, Any]) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A fleet's folder with the files that FULL names."""
-    make_certificate(tmp_path / "certs" / "edge.pem", tmp_path / "certs" / "edge.key")
+    for name in ("edge", "chat"):
+        make_certificate(tmp_path / "certs" / f"{name}.pem", tmp_path / "certs" / f"{name}.key")
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "gpu.key").write_text("top-secret-key\n")
     return tmp_path
@@ -133,6 +144,12 @@ def test_the_engine_of_this_machine_accepts_it(folder: Path, content: dict[str, 
         found = rendered(folder, content, engine.profile, **options)
         (process.paths.conf / "nginx.conf").write_text(found.nginx_conf)
         assert process.test() == []
+
+
+def test_every_certificate_is_a_file_that_a_reload_watches(folder: Path) -> None:
+    found = rendered(folder, FULL)
+    names = {str(path.relative_to(folder)) for path in found.read_files}
+    assert names == {f"certs/{name}" for name in ("edge.pem", "edge.key", "chat.pem", "chat.key")}
 
 
 def test_no_secret_is_rendered(folder: Path) -> None:

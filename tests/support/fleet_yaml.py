@@ -19,7 +19,11 @@ FULL: dict[str, Any] = {
     "edge": {
         "listen": "0.0.0.0:8443",
         "admin": "127.0.0.1:9089",
-        "tls": {"certificate": "certs/edge.pem", "key": "certs/edge.key"},
+        "tls": {
+            "certificate": "certs/edge.pem",
+            "key": "certs/edge.key",
+            "others": [{"names": ["*.example.org"], "certificate": "certs/chat.pem", "key": "certs/chat.key"}],
+        },
         "keys": "none",
         "workers": "auto",
         "worker_connections": 1024,
@@ -102,7 +106,7 @@ FULL: dict[str, Any] = {
     },
 }
 
-FILES = ("certs/edge.pem", "certs/edge.key", "certs/ca.pem", "secrets/gpu.key")
+FILES = ("certs/edge.pem", "certs/edge.key", "certs/chat.pem", "certs/chat.key", "certs/ca.pem", "secrets/gpu.key")
 
 
 def make_files(folder: Path) -> None:
