@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import dns
+from tests.balancing import changes, chaos, dns, hung
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
+    "chaos": chaos.proof,
+    "calm": chaos.calm,
+    "changes": changes.proof,
+    "hung": hung.proof,
     "dns": dns.proof,
 }
 CHAPTER = Chapter("balancing", PROOFS)
