@@ -92,6 +92,16 @@ def test_a_stream_is_cut_when_the_drain_time_is_over_and_frees_its_slot(engine: 
         edge.idle(2)
 
 
+def test_a_request_that_is_cut_before_it_has_a_status_is_logged_as_json(engine: ScriptedEngine) -> None:
+    """nginx writes such a status as 000, which is no JSON."""
+    with Edge(one_model("alpha", engine, edge_timeouts={"drain": "500ms"})) as edge, edge.raw() as client:
+        client.request(CHAT, chat("alpha", hang=True), headers={"X-Request-Id": "no-status"})
+        wait_until("it to run", lambda: engine.started() == 1)
+        edge.reload(force=True)
+        assert client.closed()
+        assert edge.log_of("no-status")["status"] == 0
+
+
 def test_a_new_model_needs_no_new_workers(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
     """Models and backends are told to the running workers; the state of the others stays known."""
     engine_2.configure(names=["gamma"])
