@@ -72,21 +72,31 @@ class Chapter:
 
     def measure(self, names: list[str]) -> dict[str, Any]:
         """Run these proofs, print their rows, and lay them over the figures that there are."""
-        result = self.figures()
+        measured: list[Row] = []
+        runs: dict[str, Any] = {}
         for name in names:
             began = time.monotonic()
             rows = [{"proof": name, **one} for one in self.proofs[name]()]
             for one in rows:
                 print(f"{'kept' if one['kept'] else 'NOT KEPT'}: {one['promise']}: {one['measured']:g} {one['unit']} "
                       f"(bound: {bound_of(one)}; {one['detail']})", flush=True)  # fmt: skip
-            kept = [one for one in result["rows"] if one["proof"] != name and one["proof"] in self.proofs]
-            result["rows"] = sorted(kept + rows, key=lambda one: list(self.proofs).index(one["proof"]))
-            result["runs"][name] = {"date": time.strftime("%Y-%m-%d"), "commit": commit(),
-                                    "seconds": round(time.monotonic() - began)}  # fmt: skip
-        result["runs"] = {name: result["runs"][name] for name in self.proofs if name in result["runs"]}
-        result["versions"] = {"nginx": find_engine().title, "python": platform.python_version()}
-        result["machine"] = {"system": platform.platform(terse=True), "processors": os.cpu_count()}
-        return result
+            measured += rows
+            runs[name] = {"date": time.strftime("%Y-%m-%d"), "commit": commit(),
+                          "seconds": round(time.monotonic() - began)}  # fmt: skip
+        return self.merged(measured, runs)
+
+    def merged(self, rows: list[Row], runs: dict[str, Any]) -> dict[str, Any]:
+        """The figures on disk with these proofs' rows in place of their earlier ones."""
+        old = self.figures()
+        kept = [one for one in old["rows"] if one["proof"] not in runs and one["proof"] in self.proofs]
+        order = list(self.proofs)
+        both = {**old["runs"], **runs}
+        return {
+            "rows": sorted(kept + rows, key=lambda one: order.index(one["proof"])),
+            "runs": {name: both[name] for name in order if name in both},
+            "versions": {"nginx": find_engine().title, "python": platform.python_version()},
+            "machine": {"system": platform.platform(terse=True), "processors": os.cpu_count()},
+        }
 
     def main(self, names: list[str] | None = None) -> int:
         """Measure ``names`` (by default those of the command line, else all), write figures and table.
