@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import changes, chaos, dns, hung
+from tests.balancing import chaos, dns, hung
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
     "chaos": chaos.proof,
-    "calm": chaos.calm,
-    "changes": changes.proof,
     "hung": hung.proof,
     "dns": dns.proof,
 }
