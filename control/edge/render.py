@@ -14,7 +14,7 @@ import jinja2
 from control import __version__
 from control.edge.binary import Profile
 from control.edge.quoting import nginx_quote
-from control.edge.snapshot import Snapshot, snapshot, tls_name
+from control.edge.snapshot import Snapshot, snapshot, tls_location, tls_name
 from control.edge.surroundings import Surroundings, here
 from control.errors import RenderError
 from control.fleet.load import LoadedFleet
@@ -124,6 +124,7 @@ def build_context(
         "trusted_proxies": [_network(text) for text in edge.trusted_proxies],
         "dns": [edge.dns] if edge.dns else list(surroundings.nameservers),
         "tls_upstreams": _tls_upstreams(backends),
+        "tls_locations": _tls_locations(backends),
         "key_envs": sorted({backend.key_env for backend in backends if backend.key_env}),
     }
 
@@ -169,18 +170,17 @@ def _open_files(edge: Edge, hard_limit: int | None) -> int:
     return wanted if hard_limit is None else min(wanted, hard_limit)
 
 
-def _tls_upstreams(backends: Sequence[ResolvedBackend]) -> list[dict[str, Any]]:
-    upstreams = {
-        tls_name(backend): {
-            "name": tls_name(backend),
-            "host": backend.host,
-            "port": backend.port,
-            "ca": str(backend.ca) if backend.ca else None,
-        }
-        for backend in backends
-        if backend.scheme == "https"
-    }
-    return sorted(upstreams.values(), key=lambda upstream: (upstream["host"], upstream["port"], upstream["ca"] or ""))
+def _tls_upstreams(backends: Sequence[ResolvedBackend]) -> list[str]:
+    """One for each https origin, sorted by host, port and CA."""
+    https = [backend for backend in backends if backend.scheme == "https"]
+    https.sort(key=lambda backend: (backend.host, backend.port, str(backend.ca or "")))
+    return list(dict.fromkeys(tls_name(backend) for backend in https))
+
+
+def _tls_locations(backends: Sequence[ResolvedBackend]) -> list[dict[str, str | None]]:
+    """One for each authority that signs certificates of https origins; ``ca`` is None for the system's."""
+    found = {str(backend.ca or ""): tls_location(backend) for backend in backends if backend.scheme == "https"}
+    return [{"name": found[ca], "ca": ca or None} for ca in sorted(found)]
 
 
 def _network(text: str) -> str:

@@ -23,6 +23,11 @@ def tls_name(backend: ResolvedBackend) -> str:
     return "engine_tls_" + hashlib.sha256(origin.encode()).hexdigest()[:12]
 
 
+def tls_location(backend: ResolvedBackend) -> str:
+    """The nginx name of the location for https origins with this backend's CA."""
+    return "engine_tls_ca_" + hashlib.sha256(str(backend.ca or "").encode()).hexdigest()[:12]
+
+
 def snapshot(
     fleet: Fleet,
     backends: Sequence[ResolvedBackend],
@@ -106,7 +111,8 @@ def _backend(backend: ResolvedBackend, addresses: Mapping[str, Sequence[str]]) -
         "addresses": sorted(addresses.get(backend.host, ()), key=lambda address: (":" in address, address)),
     }
     if backend.scheme == "https":
-        content["tls_location"] = "@" + tls_name(backend)
+        content["tls_location"] = "@" + tls_location(backend)
+        content["tls_upstream"] = tls_name(backend)
     if backend.ca is not None:
         content["own_ca"] = True
     if backend.limit is not None:

@@ -41,6 +41,17 @@ local function assign(state, backend)
 end
 
 
+-- Goes to the location that proxies to this backend, and does not return.
+local function go(backend)
+    if backend.tls_location then
+        local var = ngx.var
+        var.edge_upstream = backend.tls_upstream
+        var.edge_ssl_name = backend.host
+    end
+    return exec(backend.tls_location or HTTP_LOCATION)
+end
+
+
 -- The first backend, its slot taken. Returns to let the location that we are in proxy, or goes to
 -- another one.
 function _M.first(state, backend)
@@ -59,7 +70,7 @@ function _M.first(state, backend)
         set_uri(uri)
     end
     if backend.tls_location then
-        return exec(backend.tls_location)
+        return go(backend)
     end
 end
 
@@ -93,7 +104,7 @@ function _M.again(state)
     ngx.var.edge_host = backend.host_header or "engine"
     -- Else nginx would answer with the 502 that brought us here, whatever the engine says.
     ngx.status = ngx.HTTP_OK
-    return exec(backend.tls_location or HTTP_LOCATION)
+    return go(backend)
 end
 
 

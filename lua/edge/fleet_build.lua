@@ -103,6 +103,7 @@ local function build_backend(id, given)
         address = literal(given.addresses[1]),
         named = not is_address(given.host),
         tls_location = given.tls_location,
+        tls_upstream = given.tls_upstream,
         own_ca = given.own_ca,
         name = given.name,
         served = served,
@@ -121,7 +122,8 @@ local function build_backend(id, given)
     }
     backend.pulse = pulse.of(backend.state_key)
     backend.tag = tag_of(backend.state_key)
-    backend.host_header = backend.named and given.host .. ":" .. given.port or nil
+    local usual = given.scheme == "https" and given.port == 443
+    backend.host_header = backend.named and given.host .. (usual and "" or ":" .. given.port) or nil
     local key = _M.read_key(backend)
     backend.authorization = key and "Bearer " .. key or nil
     return backend

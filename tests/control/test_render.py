@@ -13,7 +13,7 @@ import yaml
 from control.edge.binary import Profile, find_engine
 from control.edge.process import EdgeProcess
 from control.edge.render import Rendered, Scratch, Sources, render
-from control.edge.snapshot import encode, tls_name
+from control.edge.snapshot import encode, tls_location, tls_name
 from control.edge.surroundings import Surroundings, User
 from control.errors import RenderError
 from control.fleet.load import load
@@ -115,11 +115,18 @@ def test_golden(folder: Path, fleet: str, profile: Profile) -> None:
     found = rendered(folder, {"small": SMALL, "full": FULL}[fleet], profile)
     names = {f"{fleet}.{profile.name}.nginx.conf": found.nginx_conf, f"{fleet}.fleet.json": encode(found.snapshot)}
     loaded = load(folder / "fleet.yaml")
-    places = {str(REPOSITORY): "/opt/signalbox", str(folder): "/srv/fleet"} | {
-        # The name of an https origin depends on the CA's path, so on this test's folder.
-        tls_name(backend): f"engine_tls_{backend.host}_{backend.port}"
-        for backend in resolve_backends(loaded)
-    }
+    places = (
+        {str(REPOSITORY): "/opt/signalbox", str(folder): "/srv/fleet"}
+        | {
+            # The name of an https origin depends on the CA's path, so on this test's folder.
+            tls_name(backend): f"engine_tls_{backend.host}_{backend.port}"
+            for backend in resolve_backends(loaded)
+        }
+        | {
+            tls_location(backend): f"engine_tls_ca_{'own' if backend.ca else 'system'}"
+            for backend in resolve_backends(loaded)
+        }
+    )
     for name, text in names.items():
         for place, replacement in places.items():
             text = text.replace(place, replacement)
@@ -150,6 +157,14 @@ def test_every_certificate_is_a_file_that_a_reload_watches(folder: Path) -> None
     found = rendered(folder, FULL)
     names = {str(path.relative_to(folder)) for path in found.read_files}
     assert names == {f"certs/{name}" for name in ("edge.pem", "edge.key", "chat.pem", "chat.key")}
+
+
+def test_https_origins_of_one_authority_share_a_location(folder: Path) -> None:
+    """Each location reads all of the authority's file, which takes long, and there is one for every certificate."""
+    urls = [f"https://engine-{number}.invalid" for number in range(5)]
+    found = rendered(folder, {"models": {"m": {"backends": [{"url": url} for url in urls]}}})
+    assert found.nginx_conf.count("upstream engine_tls_") == 5
+    assert found.nginx_conf.count("proxy_ssl_trusted_certificate") == 1
 
 
 def test_no_secret_is_rendered(folder: Path) -> None:

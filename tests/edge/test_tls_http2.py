@@ -6,12 +6,14 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import trustme
 
+from control.edge.site import Site
 from tests.support.client import CHAT, chat, check_error
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
@@ -132,6 +134,46 @@ def test_an_engine_behind_https_is_reached_by_its_name(certificate: Path) -> Non
             counters = engine.counters()
             assert counters["started"][CHAT] == 21
             assert counters["connections"]["with_post"] <= 2
+
+
+class Trusting(Edge):
+    """An edge on a machine whose system trusts only the authorities in bundle.pem, in the edge's folder."""
+
+    @property
+    def site(self) -> Site:
+        site = super().site
+        profile = replace(site.engine.profile, ca_bundle=str(self.folder / "bundle.pem"))
+        return replace(site, engine=replace(site.engine, profile=profile))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_systems_authorities_count_for_probes_and_requests(certificate: Path, trusted: bool) -> None:
+    """Without ``ca``: what the probes check, in Lua, and what nginx checks, with two origins in one location."""
+    with (
+        ScriptedEngine("alpha", tls_certificate=str(certificate)) as first,
+        ScriptedEngine("alpha", tls_certificate=str(certificate)) as second,
+    ):
+        urls = [f"https://localhost:{engine.port}" for engine in (first, second)]
+        model = {"backends": [{"url": url} for url in urls], "routing": {"policy": "round_robin"}}
+        edge = Trusting({"models": {"alpha": model}}, ready=False)
+        bundle = certificate.with_name("ca.pem" if trusted else "other-ca.pem")
+        (edge.folder / "bundle.pem").write_bytes(bundle.read_bytes())  # workers must be able to read it
+        with edge:
+            if trusted:
+                edge.until_ready()
+                for _ in range(6):
+                    assert edge.post(CHAT, chat("alpha")).status_code == 200
+                assert (first.started(), second.started()) == (3, 3)
+                seen = dict(edge.post(CHAT, chat("alpha", echo=True)).json()["headers"])
+                assert seen["host"] in [f"localhost:{engine.port}" for engine in (first, second)]
+                return
+
+            def refused() -> bool:
+                return all("certificate" in one["reason"] for one in edge.backends().values())
+
+            wait_until("the probes to refuse", refused)
+            check_error(edge.post(CHAT, chat("alpha")), 503, "no_backend_ready")
+            assert first.started() + second.started() == 0
 
 
 @pytest.mark.parametrize("case", ["unknown authority", "another name", "no TLS at all"])
