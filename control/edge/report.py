@@ -79,6 +79,14 @@ def show(report: Report, console: Console | None = None) -> None:
         highlight=False,
     )
     console.print(_table(state["backends"]))
+    for entry in state.get("leaving") or ():  # an edge that runs since before an update may not tell
+        left = f"{entry['id']} ({entry['address']}) has left the fleet, {running(entry['in_flight'])} there"
+        console.print(left, markup=False, highlight=False, soft_wrap=True)
+
+
+def running(count: int) -> str:
+    """How many sequences still run: ``3 sequences still run``."""
+    return "1 sequence still runs" if count == 1 else f"{count} sequences still run"
 
 
 def _table(backends: list[dict[str, Any]]) -> Table:

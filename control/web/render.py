@@ -14,7 +14,7 @@ from control.web.texts import Words
 from control.web.view import Snapshot
 
 #: Parts that are always there; rows of the two tables come and go.
-FIXED_PARTS = ("part-summary", "part-edge", "part-machine")
+FIXED_PARTS = ("part-summary", "part-edge", "part-machine", "part-leaving")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Renderer:
             "part-summary": macros.summary(snapshot, words),  # type: ignore[attr-defined]
             "part-edge": macros.edge(snapshot, words),  # type: ignore[attr-defined]
             "part-machine": macros.machine(snapshot, words),  # type: ignore[attr-defined]
+            "part-leaving": macros.leaving(snapshot, words),  # type: ignore[attr-defined]
         }
         for backend in snapshot.backends:
             parts[f"backend-{backend.id}"] = macros.backend(backend, snapshot, words)  # type: ignore[attr-defined]

@@ -20,6 +20,8 @@ MAX_REPORTED = 32
 MAX_TEXT = 300
 #: Why an engine of ours died may be a long line.
 MAX_DETAIL = 1000
+#: So many backends that have left the fleet are shown.
+MAX_LEAVING = 100
 
 
 class EngineStatusLike(Protocol):
@@ -102,6 +104,15 @@ class BackendView:
 
 
 @dataclass(frozen=True)
+class LeavingView:
+    """A backend that the edge's fleet has no longer (or has at another address), with what still runs there."""
+
+    id: str
+    address: str
+    in_flight: int
+
+
+@dataclass(frozen=True)
 class ModelView:
     """One model with how many of its backends are ready."""
 
@@ -143,6 +154,7 @@ class Snapshot:
     host: HostFacts
     models: tuple[ModelView, ...]
     backends: tuple[BackendView, ...]
+    leaving: tuple[LeavingView, ...] = ()
 
     @property
     def ready(self) -> int:
@@ -177,7 +189,7 @@ def merge(
         if id_ and id_ not in known:
             older = FleetBackend(id_, _text(row.get("model")), _text(row.get("address")), _text(row.get("scheme")))
             backends.append(_backend(older, row, processes.get(id_), "not_in_fleet"))
-    return Snapshot(version, taken, edge, host, _models(fleet, backends), tuple(backends))
+    return Snapshot(version, taken, edge, host, _models(fleet, backends), tuple(backends), _leaving(edge_state))
 
 
 def edge_view(state: Mapping[str, Any]) -> EdgeView:
@@ -216,6 +228,13 @@ def _backend(
         reported=tuple(names),
         ours=backend.ours or engine is not None,
         engine=engine,
+    )
+
+
+def _leaving(edge_state: Mapping[str, Any] | None) -> tuple[LeavingView, ...]:
+    rows = _rows(edge_state, "leaving")[:MAX_LEAVING]
+    return tuple(
+        LeavingView(_text(row.get("id")), _text(row.get("address")), _count(row.get("in_flight")) or 0) for row in rows
     )
 
 

@@ -6,6 +6,7 @@ local engine_state = require "edge.engine_state"
 local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local gauges = require "edge.gauges"
+local leaving = require "edge.leaving"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
 local queue = require "edge.queue"
@@ -85,6 +86,7 @@ local function describe_backend(backend, requests)
         .. ',"state":' .. cjson.encode(state)
         .. ',"reason":' .. cjson.encode(reason)
         .. ',"since":' .. cjson.encode(since or cjson.null)
+        .. ',"drained_by":' .. array(states.drained_by(backend), cjson.encode)
         .. ',"in_flight":' .. slots.in_flight(backend)
         .. ',"running":' .. (running or "null")
         .. ',"waiting":' .. (waiting or "null")
@@ -133,7 +135,8 @@ local function get_state()
         .. ',"models":' .. array(current.list, describe_model)
         .. ',"backends":' .. array(backends, function(backend)
             return describe_backend(backend, requests)
-        end) .. "}")
+        end)
+        .. ',"leaving":' .. array(leaving.list(current), cjson.encode) .. "}")
 end
 
 
@@ -160,15 +163,21 @@ local function put_fleet()
 end
 
 
--- Takes a backend out of rotation for an operator, or back in. What runs there goes on.
+-- Takes a backend out of rotation for an operator (or with by=control for the control plane), or back in.
+-- What runs there goes on.
 local function set_draining(id, wanted)
+    local by = ngx.var.arg_by or "operator"
+    if by ~= "operator" and by ~= "control" then
+        return fail(400, "by is operator or control.")
+    end
     local current = fleet.current()
     local backend = current.backends[id]
     if not backend then
         return fail(404, "There is no backend '" .. id .. "'. GET /state lists all.")
     end
-    states.drain(backend, wanted)
-    fleet.touch()
+    if states.drain(backend, wanted, by) then
+        fleet.touch()
+    end
     local left = 0
     for _, other in ipairs(current.models[backend.model].backends) do
         if other ~= backend and engine_state.SERVING[other.state] then
@@ -176,7 +185,10 @@ local function set_draining(id, wanted)
         end
     end
     return reply(200, cjson.encode({
-        id = id, draining = wanted, in_flight = slots.in_flight(backend), others_ready = left,
+        id = id,
+        draining = states.draining(backend) ~= nil,
+        in_flight = slots.in_flight(backend),
+        others_ready = left,
     }))
 end
 

@@ -4,7 +4,9 @@
 
 local fleet_build = require "edge.fleet_build"
 local fleet_check = require "edge.fleet_check"
+local leaving = require "edge.leaving"
 local pulse = require "edge.pulse"
+local slots = require "edge.slots"
 local states = require "edge.states"
 
 local log = ngx.log
@@ -40,6 +42,7 @@ function _M.current()
         snapshot_cache = fleet_build.build(dict:get(JSON))
         fleet_tick_cache = fleet_tick
         pulse.keep(snapshot_cache)
+        slots.keep(snapshot_cache)
     end
     states.refresh(snapshot_cache)
     tick_cache = tick
@@ -80,11 +83,14 @@ function _M.put(text)
     if built.default_model and not built.models[built.default_model] then
         return nil, "default_model names an unknown model"
     end
+    local before = dict:get(JSON)
     local err
     ok, err = dict:safe_set(JSON, text)
     if not ok then
         return nil, "could not store fleet.json: " .. err
     end
+    -- Before the workers hear of it: nothing that runs may be out of sight in between.
+    leaving.note(before, built)
     dict:incr(FLEET_TICK, 1, 0)
     _M.touch()
     return built.version

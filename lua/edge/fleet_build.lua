@@ -5,6 +5,7 @@ local cjson = require "cjson.safe"
 local fair = require "edge.fair"
 local pulse = require "edge.pulse"
 local rules = require "edge.rules"
+local slots = require "edge.slots"
 
 local crc32 = ngx.crc32_long
 local find = string.find
@@ -15,7 +16,6 @@ local log = ngx.log
 local pairs = pairs
 local sort = table.sort
 local tonumber = tonumber
-local worker_pid = ngx.worker.pid
 local ERR = ngx.ERR
 
 
@@ -87,15 +87,26 @@ local function tag_of(text)
 end
 
 
+-- Names an engine under its id: what is known of it and what it runs do not pass to the engine that an
+-- id moves to.
+function _M.state_key(id, given)
+    return id .. "@" .. given.scheme .. "://" .. given.host .. ":" .. given.port
+end
+
+
+-- The address of an engine as people write it.
+function _M.address(given)
+    return literal(given.host) .. ":" .. given.port
+end
+
+
 local function build_backend(id, given)
     local served = {}
     for _, name in ipairs(given.served) do
         served[name] = true
     end
-    local pid = worker_pid()
     local backend = {
         id = id,
-        pid = pid,
         model = given.model,
         host = literal(given.host),
         port = given.port,
@@ -115,11 +126,9 @@ local function build_backend(id, given)
         pool = given.pool,
         seed = crc32(id),    -- for rendezvous hashing
         at = 0,              -- its place among the candidates of the request that is being routed
-        own_key = "own:" .. pid .. ":" .. id,
-        total_key = "total:" .. id,
-        -- What is known of an engine is forgotten when the id moves to another one.
-        state_key = id .. "@" .. given.scheme .. "://" .. given.host .. ":" .. given.port,
+        state_key = _M.state_key(id, given),
     }
+    slots.name(backend, backend.state_key)
     backend.pulse = pulse.of(backend.state_key)
     backend.tag = tag_of(backend.state_key)
     local usual = given.scheme == "https" and given.port == 443
@@ -131,14 +140,9 @@ end
 
 
 local function build_count(id, limit)
-    local pid = worker_pid()
-    return {
-        id = id,
-        pid = pid,
-        limit = limit,
-        own_key = "own:" .. pid .. ":" .. id,
-        total_key = "total:" .. id,
-    }
+    local counted = { limit = limit }
+    slots.name(counted, id)
+    return counted
 end
 
 

@@ -4,6 +4,7 @@
 local engine_state = require "edge.engine_state"
 local fair = require "edge.fair"
 local fleet = require "edge.fleet"
+local leaving = require "edge.leaving"
 local promtext = require "edge.promtext"
 local queue = require "edge.queue"
 local slots = require "edge.slots"
@@ -53,9 +54,28 @@ local function write_backends(out, current, name, kind, help, value_of)
 end
 
 
+-- What has left the fleet counts until it is empty. An id that moved to another engine is one series: the
+-- sum of both.
+local function write_in_flight(out, current)
+    local left = {}
+    for _, entry in ipairs(leaving.list(current)) do
+        local labels = promtext.labels("model", entry.model, "backend", entry.id)
+        left[labels] = (left[labels] or 0) + entry.in_flight
+    end
+    promtext.family(out, "signalbox_in_flight", "gauge", "Sequences in flight by backend.")
+    each_backend(current, function(model, backend)
+        local labels = labels_of(model, backend)
+        promtext.sample(out, "signalbox_in_flight", labels, slots.in_flight(backend) + (left[labels] or 0))
+        left[labels] = nil
+    end)
+    for labels, in_flight in pairs(left) do
+        promtext.sample(out, "signalbox_in_flight", labels, in_flight)
+    end
+end
+
+
 local function write_slots(out, current)
-    write_backends(out, current, "signalbox_in_flight", "gauge", "Requests in flight by backend.",
-                   slots.in_flight)
+    write_in_flight(out, current)
     write_backends(out, current, "signalbox_backend_limit", "gauge",
                    "Sequences that a backend may have in flight; absent where there is no limit.",
                    function(backend) return backend.limit end)

@@ -41,7 +41,7 @@ local function concurrent(limit, scope, pid)
     return {
         kind = "concurrent",
         limit = limit,
-        id = id,
+        count_id = id,
         pid = pid,
         own_key = "own:" .. pid .. ":" .. id,
         total_key = "total:" .. id,

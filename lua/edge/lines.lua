@@ -179,8 +179,9 @@ end
 
 -- Of a key's waiting requests a count of their own, like those of a backend's slots.
 local function share_of(counted, key)
-    local id, pid = counted.id .. "/key/" .. key.name, counted.pid
-    return { id = id, pid = pid, own_key = "own:" .. pid .. ":" .. id, total_key = "total:" .. id }
+    local share = {}
+    slots.name(share, counted.count_id .. "/key/" .. key.name)
+    return share
 end
 
 

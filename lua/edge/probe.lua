@@ -119,6 +119,10 @@ local function weigh(backend, engine, settings)
     states.set("moved:" .. key, engine.moved)
     states.set("stalled:" .. key, engine.stalled_from)
     store(backend, engine)
+    -- A wish of the control plane has run out: nobody else notices.
+    if backend.state == "draining" and not states.draining(backend) then
+        fleet.touch()
+    end
 end
 
 

@@ -3,21 +3,34 @@
 -- and the janitor takes back what it held. Pids, not worker ids: the worker that replaces a killed
 -- one gets the same id. Nothing here evicts: a full dictionary refuses.
 --
--- What is counted is any table with id, pid, own_key, total_key and, perhaps, limit: a backend, or a
--- model's waiting requests (queue.lua), or the concurrent requests of a key (limits.lua). The ids of
--- those have a slash, which no backend's has.
+-- What is counted is any table with count_id, pid, own_key, total_key (see name) and, perhaps, limit: a
+-- backend, or a model's waiting requests (queue.lua), or the concurrent requests of a key (limits.lua).
+-- A backend's count_id has its address: when an id moves to another engine, what still runs on the old
+-- one takes no room on the new one. The others' begin with a word and a slash.
 
 local log = ngx.log
 local ERR = ngx.ERR
 local find = string.find
+local next, pairs = next, pairs
+local worker_pid = ngx.worker.pid
 
 local dict = ngx.shared.edge_slots
 
 
 local _M = {}
 
--- What this worker has registered under its pid, so that the janitor finds it.
+-- own_key -> count_id of what this worker has registered under its pid, so that the janitor finds it.
 local registered_cache = {}
+
+
+-- Gives `counted` the keys of what is counted under `id`.
+function _M.name(counted, id)
+    local pid = worker_pid()
+    counted.count_id = id
+    counted.pid = pid
+    counted.own_key = "own:" .. pid .. ":" .. id
+    counted.total_key = "total:" .. id
+end
 
 
 -- Not incr with an initial value: that would evict another count when the dictionary is full.
@@ -34,13 +47,19 @@ local function add(key, value)
 end
 
 
+-- ID@SCHEME://HOST:PORT
+local function is_backend(count_id)
+    return find(count_id, "^[^/]*@") ~= nil
+end
+
+
 local function register(backend)
     local own = backend.own_key
-    local _, err = dict:rpush("ids:" .. backend.pid, backend.id)
+    local _, err = dict:rpush("ids:" .. backend.pid, backend.count_id)
     if err then
         log(ERR, "edge: slots: could not register ", own, ": ", err)
     else
-        registered_cache[own] = true
+        registered_cache[own] = backend.count_id
     end
 end
 
@@ -99,6 +118,12 @@ function _M.in_flight(backend)
 end
 
 
+-- The same by count_id, for one that has left the fleet.
+function _M.held(id)
+    return dict:get("total:" .. id) or 0
+end
+
+
 -- Fills loads[i] with the weight in flight on backends[i].
 function _M.loads(backends, n, loads)
     for i = 1, n do
@@ -119,13 +144,51 @@ function _M.reap(pid)
         local held = dict:get(own) or 0
         if held ~= 0 then
             add("total:" .. id, -held)
-            freed = freed + (find(id, "/", 1, true) and 0 or held)
+            freed = freed + (is_backend(id) and held or 0)
         end
         dict:delete(own)
         ids[#ids + 1] = id
         id = dict:lpop(list)
     end
     return freed, ids
+end
+
+
+-- Frees the memory of a count that is zero and that nobody can take from any more.
+function _M.forget(id)
+    dict:delete("total:" .. id)
+end
+
+
+-- Forgets what this worker has counted for backends that the fleet has no longer: addresses come and go,
+-- and a full dictionary counts nothing. What still runs there is forgotten after a later change.
+function _M.keep(fleet)
+    local wanted = {}
+    for _, backend in pairs(fleet.backends) do
+        wanted[backend.own_key] = true
+    end
+    local kept, dropped = {}, {}
+    for own, id in pairs(registered_cache) do
+        local stays = wanted[own] or not is_backend(id) or (dict:get(own) or 0) ~= 0
+        local list = stays and kept or dropped
+        list[own] = id
+    end
+    if not next(dropped) then
+        return
+    end
+    -- The new list first: killed in between, this worker has some ids twice and none never.
+    local list = "ids:" .. worker_pid()
+    local old = dict:llen(list) or 0
+    registered_cache = {}
+    for own, id in pairs(kept) do
+        register({ own_key = own, count_id = id, pid = worker_pid() })
+    end
+    for _ = 1, old do
+        dict:lpop(list)
+    end
+    for own in pairs(dropped) do
+        dict:delete(own)
+    end
 end
 
 

@@ -18,9 +18,15 @@ local NOTICE = ngx.NOTICE
 local dict = ngx.shared.edge_state
 local SERVING = engine_state.SERVING
 local waiting_of_others = policy.waiting_of_others
+-- Who may take a backend out of rotation, and what such a wish is stored under.
+local WISHES = { operator = "drain:", control = "hold:" }
+-- Seconds that a wish of the control plane lasts.
+local LEASE = 30
 
 
-local _M = {}
+local _M = {
+    WISHERS = { "operator", "control" },
+}
 
 
 function _M.set(key, value, ttl)
@@ -61,21 +67,37 @@ function _M.of(backend)
 end
 
 
--- An operator's wish: no new requests for this engine. It lasts until it is taken back, over
--- reloads too, and goes with the engine, not with its id.
-function _M.drain(backend, wanted)
+-- A wish: no new requests for this engine. An operator's lasts until it is taken back, over reloads too;
+-- the control plane's only as long as it is repeated, because a dead one takes nothing back. Both go with
+-- the engine, not with its id. Returns true when the wish is new, or was there to be taken back.
+function _M.drain(backend, wanted, by)
+    local key = WISHES[by] .. backend.state_key
+    local since = dict:get(key)
     if wanted then
-        dict:safe_add("drain:" .. backend.state_key, now())
+        set(key, since or now(), by == "control" and LEASE or 0)
 
     else
-        dict:delete("drain:" .. backend.state_key)
+        dict:delete(key)
     end
+    return wanted == (since == nil)
 end
 
 
 -- Since when a backend drains, or nil.
 function _M.draining(backend)
-    return dict:get("drain:" .. backend.state_key)
+    return dict:get("drain:" .. backend.state_key) or dict:get("hold:" .. backend.state_key)
+end
+
+
+-- Whose wishes those are.
+function _M.drained_by(backend)
+    local names = {}
+    for _, by in ipairs(_M.WISHERS) do
+        if dict:get(WISHES[by] .. backend.state_key) then
+            names[#names + 1] = by
+        end
+    end
+    return names
 end
 
 
@@ -84,7 +106,8 @@ function _M.shown(backend)
     local state, reason, since = _M.of(backend)
     local drain = _M.draining(backend)
     if drain then
-        return "draining", "asked for by an operator"
+        local operator = dict:get("drain:" .. backend.state_key)
+        return "draining", (operator and "asked for by an operator" or "its engine is to be restarted")
             .. (SERVING[state] and "" or "; " .. state .. ": " .. reason), drain
     end
     return state, reason, since

@@ -47,6 +47,13 @@ def test_an_edge_that_does_not_answer_is_told() -> None:
     assert "it does not answer [at all]" in shown
 
 
+def test_what_has_left_the_fleet_is_told_while_something_runs_there() -> None:
+    left = [{"id": "m-2", "model": "m", "address": "[::1]:80", "in_flight": count} for count in (3, 1)]
+    shown = text(Report(7, time.time(), {**state(state="ready"), "leaving": left}))
+    assert "m-2 ([::1]:80) has left the fleet, 3 sequences still run there\n" in shown
+    assert "m-2 ([::1]:80) has left the fleet, 1 sequence still runs there\n" in shown
+
+
 def test_json_has_the_same() -> None:
     content = json.loads(as_json(Report(7, 1.5, state(state="ready"))))
     assert (content["running"], content["pid"], content["state"]["fleet_version"]) == (True, 7, 7)

@@ -104,6 +104,17 @@ def test_nonsense_from_the_edge_does_not_break_the_page(state: Any) -> None:
     assert answer.status_code == 200 and row(answer.text, "m-1")
 
 
+def test_what_has_left_the_fleet_is_told_while_something_runs_there() -> None:
+    left = [{"id": "m-9", "address": "10.0.0.9:80", "in_flight": count} for count in (3, 1)]
+    sources = Sources(edge_state(backend("m-1")) | {"leaving": [*left, {"id": "<b>"}, 7]})
+    page = get(sources).text
+    assert "m-9 (10.0.0.9:80) has left the fleet, 3 sequences still run there" in page
+    assert "has left the fleet, 1 sequence still runs there" in page
+    assert "<b>" not in page
+    assert "m-9（10.0.0.9:80）已离开集群，仍有 3 个序列在其上运行" in get(sources, "/?lang=zh").text
+    assert "has left" not in get(Sources()).text
+
+
 def test_a_failing_supervisor_does_not_break_the_page() -> None:
     text = row(get(Sources(engines=RuntimeError("broken"))).text, "m-1")
     assert "ready" in text and "no process" in text
