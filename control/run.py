@@ -23,10 +23,10 @@ from control.edge.report import SERVING, Report, collect
 from control.edge.site import Site, open_site, state_paths
 from control.elsewhere import refuse_elsewhere
 from control.engines.install import only_one
-from control.engines.local import stop_recorded
 from control.engines.model import require_folder
 from control.engines.prepare import is_prepared, local_engines, prepare
 from control.engines.processes import Record, birth, bound
+from control.engines.recorded import stop_recorded
 from control.errors import ControlError, EngineError, FleetError
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths

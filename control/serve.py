@@ -25,6 +25,7 @@ from typing import Any
 from waitress.server import create_server  # type: ignore[import-untyped]  # it has no types of its own
 
 from control.edge.admin import AdminClient, read_token
+from control.edge.gate import EdgeGate
 from control.edge.logs import rotate
 from control.edge.ports import holder
 from control.edge.process import EdgeProcess, running
@@ -229,7 +230,7 @@ class Daemon:
     ) -> None:
         self._loaded = loaded
         self._paths = paths
-        self._supervisor = Supervisor(loaded, paths)
+        self._supervisor = Supervisor(loaded, paths, gate=EdgeGate(paths))
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
         self._view = FleetView(fleet_facts(loaded), self._edge, self._supervisor.status, read_host)
         host, port = split_listen(loaded.fleet.control.listen)

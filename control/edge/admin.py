@@ -42,6 +42,14 @@ class AdminClient:
         """
         return int(self._object(self._call("PUT", "/fleet", text.encode()))["version"])
 
+    def hold(self, backend: str) -> None:
+        """Keep new requests from a backend for 30 s, as the control plane's own wish. Raises as ``state`` does."""
+        self._call("POST", f"/backends/{backend}/drain?by=control")
+
+    def release(self, backend: str) -> None:
+        """Take that wish back. Raises as ``state`` does."""
+        self._call("POST", f"/backends/{backend}/resume?by=control")
+
     def metrics(self) -> str:
         """``GET /metrics``: Prometheus text. Raises EdgeUnreachable, EdgeRefused."""
         return self._call("GET", "/metrics").text

@@ -1,7 +1,8 @@
 """The supervisor of engines that run as processes of this machine.
 
 One thread per engine: it installs what is missing, starts the engine or adopts one that still runs, watches it, and
-starts it again when it dies. The edge is not asked and not told: which engine gets traffic is its own finding.
+starts it again when it dies. Which engine gets traffic is the edge's own finding; it is asked only before a running
+engine is ended on purpose (drain.py).
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from control.engines import processes
 from control.engines.args import Launch
-from control.engines.health import cannot_listen, listens, unready
+from control.engines.drain import Drain, Gate, sequences
+from control.engines.health import cannot_listen, unready
 from control.engines.log_reader import LogReader
 from control.engines.prepare import LocalEngine, local_engines, prepare
 from control.engines.processes import Record
 from control.engines.readiness import KvCache
-from control.errors import EngineError, SignalboxError
+from control.engines.recorded import Leaver, end, engine_on, folders
+from control.errors import SignalboxError
 from control.fleet.load import LoadedFleet
 from control.paths import StatePaths
 
@@ -59,6 +61,8 @@ class Policy:
     give_up_after: int = 5
     #: Between two looks at something that a person has to change: a taken port, a missing folder.
     retry: float = 5
+    #: Between two questions to the edge what still runs on an engine that is to go.
+    drain: float = 0.5
 
 
 class _Cancelled(Exception):
@@ -68,11 +72,22 @@ class _Cancelled(Exception):
 class Keeper:
     """Keeps one engine running, in a thread of its own."""
 
-    def __init__(self, engine: LocalEngine, paths: StatePaths, policy: Policy) -> None:
+    def __init__(
+        self,
+        engine: LocalEngine,
+        paths: StatePaths,
+        policy: Policy,
+        gate: Gate | None = None,
+        after: threading.Thread | None = None,
+    ) -> None:
+        """``after``: who minds an engine of the same id until then."""
         spec = engine.spec
         self._engine = engine
         self._paths = paths
         self._policy = policy
+        self._gate = gate
+        self._after = after
+        self._drain: Drain | None = None
         self._folder = paths.engine(spec.id)
         self._wake = threading.Event()
         self._closing = False
@@ -100,6 +115,8 @@ class Keeper:
     # The thread.
 
     def _run(self) -> None:
+        if self._after is not None:
+            self._after.join()
         while not self._closing:
             self._wake.clear()
             try:
@@ -114,6 +131,7 @@ class Keeper:
                 self._end_engine()
             except Exception as error:
                 self._unexpected(error)
+        self._let_in()
 
     def _unexpected(self, error: Exception) -> None:
         log.exception("The supervisor of %s failed.", self.status.id)
@@ -124,8 +142,15 @@ class Keeper:
         """Prepare, start or adopt, watch until it dies; then pause as long as the number of deaths asks for."""
         try:
             launch = prepare(self._engine, self._paths, self._progress)
-            record = self._adopt(launch) or self._start(launch)
+            record = Record.load(self._folder)
+            if record is not None and not self._adopts(record, launch):
+                if not self._drained(record):
+                    return
+                self._end_engine()  # also when the leader is gone: its children may not be
+                record = None
+            record = record or self._start(launch)
         except SignalboxError as error:
+            self._let_in()
             self._set("failed", "cannot start", f"{error.message} {error.hint}".strip())
             log.error("%s: %s", self.status.id, error)
             self._pause(self._policy.retry)
@@ -138,23 +163,37 @@ class Keeper:
         if reason:
             self._bury(record, reason, ready_for)
 
-    def _adopt(self, launch: Launch) -> Record | None:
-        """The engine that still runs from an earlier control plane; one with another launch is stopped."""
-        record = Record.load(self._folder)
-        if record is None:
-            return None
-        if processes.alive(record) and record.launch == launch.hash():
-            log.info("%s still runs (pid %d): adopted.", self.status.id, record.pid)
-            return record
-        self._end_engine()  # also when the leader is gone: its children may not be
-        return None
+    def _adopts(self, record: Record, launch: Launch) -> bool:
+        """Whether the engine that still runs can go on: only with the launch that it was started with."""
+        if not processes.alive(record) or record.launch != launch.hash():
+            return False
+        log.info("%s still runs (pid %d): adopted.", self.status.id, record.pid)
+        return True
+
+    def _drained(self, record: Record) -> bool:
+        """Wait until nothing runs on the old engine; False when there is something else to do first."""
+        if self._drain is None or self._drain.record != record:
+            self._let_in()
+            self._drain = Drain(self._gate, self.status.id, record, "restarted")
+        seconds = int(self._engine.spec.engine.drain_timeout) / 1000
+        return self._drain.wait(seconds, self._policy.drain, self._pause, lambda count: self._tell(record, count))
+
+    def _tell(self, record: Record, count: int) -> None:
+        detail = f"waiting for {sequences(count)} on {self.status.id} before its restart"
+        self._set("starting", "draining", detail, pid=record.pid)
+
+    def _let_in(self) -> None:
+        """The edge may send requests again; whether it does is its own finding."""
+        if self._drain is not None:
+            self._drain.release()
+            self._drain = None
 
     def _start(self, launch: Launch) -> Record | None:
         spec = self._engine.spec
         if not self._may_listen():
             return None
-        stop_seconds = int(spec.engine.stop_timeout) / 1000
-        self._process, record = processes.start(launch, self._folder, spec.host, spec.port, stop_seconds)
+        stop, drain = int(spec.engine.stop_timeout) / 1000, int(spec.engine.drain_timeout) / 1000
+        self._process, record = processes.start(launch, self._folder, spec.host, spec.port, stop, drain)
         log.info("%s: started (pid %d, port %d).", spec.id, record.pid, spec.port)
         return record
 
@@ -166,13 +205,14 @@ class Keeper:
             taken, problem = cannot_listen(spec)
             if not problem:
                 return True
-            other = _engine_on(spec.host, spec.port, self._paths) if taken else None
+            other = engine_on(spec.host, spec.port, self._paths) if taken else None
             if taken and other is None and just_left:
                 just_left = False  # ours may have ended between the two looks: look once more
                 if self._pause(self._policy.poll):
                     return False
                 continue
-            if other is None or time.monotonic() - began > other[1].stop_seconds + 2 * processes.KILL_SECONDS:
+            patience = other[1].drain_seconds + other[1].stop_seconds + 2 * processes.KILL_SECONDS if other else 0.0
+            if other is None or time.monotonic() - began > patience:
                 self._set("failed", "port taken" if taken else "cannot listen", problem)
                 return False
             self._set("starting", f"waiting for {other[0]} to end", f"it still has port {spec.port}")
@@ -195,6 +235,7 @@ class Keeper:
                 waiting = unready(spec)
                 if not waiting:
                     ready_at = time.time()
+                    self._let_in()
                     self._set("ready", "serving", _kv_cache_text(reader.startup.kv_cache), pid=record.pid)
                     log.info("%s: ready after %.0f s.", spec.id, ready_at - record.started)
                 elif time.time() > deadline:
@@ -211,6 +252,7 @@ class Keeper:
         """The engine died: end what is left of it, and wait before the next try; after too many tries, for a change."""
         processes.stop(record, 0)
         processes.forget(self._folder)
+        self._let_in()
         policy = self._policy
         self._deaths = 1 if ready_for >= policy.quick else self._deaths + 1
         log.error("%s died (%d in a row): %s", self.status.id, self._deaths, reason)
@@ -229,7 +271,7 @@ class Keeper:
         record = Record.load(self._folder)
         if record is not None:
             self.status = replace(self.status, phase="stopping")
-            _end(record, self._folder)
+            end(record, self._folder)
             if self._process is not None:
                 self._process.poll()  # reap it
         self._set("stopped", "")
@@ -259,21 +301,28 @@ class Keeper:
 class Supervisor:
     """All engines of a fleet that run on this machine."""
 
-    def __init__(self, loaded: LoadedFleet, paths: StatePaths, policy: Policy | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedFleet, paths: StatePaths, policy: Policy | None = None, gate: Gate | None = None
+    ) -> None:
+        """Without ``gate`` no engine is drained: nobody is served through an edge."""
         self._paths = paths
         self._policy = policy or Policy()
+        self._gate = gate
         self._lock = threading.Lock()
-        self._keepers = {engine.id: Keeper(engine, paths, self._policy) for engine in local_engines(loaded)}
-        #: Keepers of backends that left the fleet, while they end their engines.
-        self._leaving: list[Keeper] = []
+        self._keepers = {engine.id: Keeper(engine, paths, self._policy, gate) for engine in local_engines(loaded)}
+        #: Those who end engines of backends that left the fleet.
+        self._leaving: list[Leaver] = []
 
     def start(self) -> None:
         """Start or adopt every engine, each in a thread; engines of backends that left the fleet are stopped."""
+        if self._gate is not None:
+            self._gate.undo()
         with self._lock:
-            known = set(self._keepers)
+            for folder in folders(self._paths):
+                if folder.name not in self._keepers:
+                    self._leave(Leaver(folder, self._gate, self._policy.drain, None))
             for keeper in self._keepers.values():
                 keeper.thread.start()
-        threading.Thread(target=stop_recorded, args=(self._paths, known), name="engines sweep", daemon=True).start()
 
     def status(self) -> list[EngineStatus]:
         """The state of every engine, in the order of the fleet."""
@@ -288,14 +337,29 @@ class Supervisor:
             for identity, engine in engines.items():
                 keeper = old.pop(identity, None)
                 if keeper is None:
-                    keeper = Keeper(engine, self._paths, self._policy)
+                    keeper = Keeper(engine, self._paths, self._policy, self._gate, self._stays(identity))
                     keeper.thread.start()
                 elif keeper.engine != engine or keeper.status.state == "failed":
                     keeper.change(engine)
                 self._keepers[identity] = keeper
-            for keeper in old.values():
-                keeper.close(stop_engine=True)
-            self._leaving = [keeper for keeper in (*self._leaving, *old.values()) if keeper.thread.is_alive()]
+            for identity, keeper in old.items():
+                keeper.close(stop_engine=False)
+                seconds = int(keeper.engine.spec.engine.drain_timeout) / 1000
+                folder = self._paths.engine(identity)
+                self._leave(Leaver(folder, self._gate, self._policy.drain, keeper.thread, seconds))
+
+    def _leave(self, leaver: Leaver) -> None:
+        self._leaving = [other for other in self._leaving if other.thread.is_alive()]
+        self._leaving.append(leaver)
+        leaver.thread.start()
+
+    def _stays(self, identity: str) -> threading.Thread | None:
+        """A backend is in the fleet again before its engine was stopped: the thread that lets go of it."""
+        for leaver in self._leaving:
+            if leaver.id == identity and leaver.thread.is_alive():
+                leaver.close(stop_engine=False)
+                return leaver.thread
+        return None
 
     def close(self) -> None:
         """Stop supervising; the engines go on running and the next supervisor adopts them."""
@@ -307,58 +371,12 @@ class Supervisor:
 
     def _close(self, stop_engines: bool) -> None:
         with self._lock:
-            keepers, leaving = list(self._keepers.values()), self._leaving
-        for keeper in keepers:
-            keeper.close(stop_engines)
-        for keeper in (*keepers, *leaving):
-            if keeper.thread.is_alive():
-                keeper.thread.join()
-
-
-def stop_recorded(paths: StatePaths, keep: set[str] | None = None) -> list[str]:
-    """Stop all engines that the state folder remembers, but ``keep``; needs no supervisor. Returns their ids."""
-    stopped: list[str] = []
-    failed: list[EngineError] = []
-
-    def end(record: Record, identity: str) -> None:
-        try:
-            _end(record, paths.engine(identity))
-            stopped.append(identity)
-        except EngineError as error:
-            failed.append(error)
-
-    threads = []
-    for file in sorted((paths.root / "engines").glob("*/process.json")):
-        record, identity = Record.load(file.parent), file.parent.name
-        if identity in (keep or ()):
-            continue
-        if record is None:
-            processes.forget(file.parent)
-            continue
-        threads.append(threading.Thread(target=end, args=(record, identity), name=f"stop {identity}"))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return sorted(stopped)
-
-
-def _engine_on(host: str, port: int, paths: StatePaths) -> tuple[str, Record] | None:
-    """The id and record of an engine of ours that runs at this address."""
-    for file in sorted((paths.root / "engines").glob("*/process.json")):
-        record = Record.load(file.parent)
-        if record is not None and (record.host, record.port) == (host, port) and processes.runs(record):
-            return file.parent.name, record
-    return None
-
-
-def _end(record: Record, folder: Path) -> None:
-    # An engine that does not listen yet has no requests to finish, and vLLM can hang when it is stopped that early.
-    seconds = record.stop_seconds if listens(record.host, record.port) else min(3.0, record.stop_seconds)
-    processes.stop(record, seconds)
-    processes.forget(folder)
+            all_of_them: list[Keeper | Leaver] = [*self._keepers.values(), *self._leaving]
+        for one in all_of_them:
+            one.close(stop_engines)
+        for one in all_of_them:
+            if one.thread.is_alive():
+                one.thread.join()
 
 
 def _exit_text(code: int) -> str:

@@ -39,6 +39,8 @@ class Record:
     log_start: int
     #: Seconds from TERM to KILL.
     stop_seconds: float
+    #: Seconds that its requests get before TERM, when it leaves the fleet. (A record of before has none.)
+    drain_seconds: float = 600.0
 
     def save(self, folder: Path) -> None:
         """Write ``process.json``, whole or not at all."""
@@ -89,7 +91,7 @@ def runs(record: Record) -> bool:
 
 
 def start(
-    launch: Launch, folder: Path, host: str, port: int, stop_seconds: float
+    launch: Launch, folder: Path, host: str, port: int, stop_seconds: float, drain_seconds: float
 ) -> tuple[subprocess.Popen[bytes], Record]:
     """Start ``launch`` detached, with its output in ``engine.log``. Raises EngineError when it cannot be executed.
 
@@ -118,7 +120,9 @@ def start(
             ) from error
     try:
         born = birth(process.pid, dead_too=True)
-        record = Record(process.pid, born, launch.hash(), host, port, time.time(), log_start, stop_seconds)
+        record = Record(
+            process.pid, born, launch.hash(), host, port, time.time(), log_start, stop_seconds, drain_seconds
+        )
         record.save(folder)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):

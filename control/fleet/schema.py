@@ -289,6 +289,8 @@ class Engine(Strict):
     """How long an engine may take until it answers."""
     stop_timeout: Milliseconds = Milliseconds(30_000)
     """How long an engine may finish its requests before it is killed."""
+    drain_timeout: Milliseconds = Milliseconds(600_000)
+    """How long its requests may run on before it is stopped because it left the fleet, or its start changed."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Prompt and answer together, in tokens."""
     max_num_seqs: Annotated[int, Field(ge=1)] | None = None

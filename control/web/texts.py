@@ -175,6 +175,7 @@ PROCESS_ZH: Mapping[str, str] = {
     "cannot start": "无法启动",
     "port taken": "端口被占用",
     "given up": "已放弃重启",
+    "draining": "排空中",
 }
 
 

@@ -20,10 +20,11 @@ import yaml
 
 from control.engines import local
 from control.engines.health import unready
-from control.engines.local import EngineStatus, Policy, Supervisor, stop_recorded
+from control.engines.local import EngineStatus, Policy, Supervisor
 from control.engines.prepare import LocalEngine, local_engines
 from control.engines.processes import Record
 from control.engines.progress import Progress
+from control.engines.recorded import stop_recorded
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
 from tests.support.net import free_port

@@ -74,6 +74,7 @@ FULL: dict[str, Any] = {
                 "environment": {"OMP_NUM_THREADS": "1"},
                 "start_timeout": "10m",
                 "stop_timeout": "30s",
+                "drain_timeout": "5m",
                 "max_model_len": 4096,
                 "max_num_seqs": 16,
                 "max_num_batched_tokens": 4096,

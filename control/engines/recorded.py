@@ -1,0 +1,110 @@
+"""Engines that the state folder remembers, whether the fleet has them or not: found by address, and ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from control.engines import processes
+from control.engines.drain import Drain, Gate
+from control.engines.health import listens
+from control.engines.processes import Record
+from control.errors import EngineError
+from control.paths import StatePaths
+
+log = logging.getLogger(__name__)
+
+
+def end(record: Record, folder: Path) -> None:
+    """End the process of ``folder`` and all that belongs to it, and forget it. Raises EngineError."""
+    # An engine that does not listen yet has no requests to finish, and vLLM can hang when it is stopped that early.
+    seconds = record.stop_seconds if listens(record.host, record.port) else min(3.0, record.stop_seconds)
+    processes.stop(record, seconds)
+    processes.forget(folder)
+
+
+def folders(paths: StatePaths) -> list[Path]:
+    """The folders of all engines that have a process to remember."""
+    return [file.parent for file in sorted((paths.root / "engines").glob("*/process.json"))]
+
+
+def engine_on(host: str, port: int, paths: StatePaths) -> tuple[str, Record] | None:
+    """The id and record of an engine of ours that runs at this address."""
+    for folder in folders(paths):
+        record = Record.load(folder)
+        if record is not None and (record.host, record.port) == (host, port) and processes.runs(record):
+            return folder.name, record
+    return None
+
+
+def stop_recorded(paths: StatePaths) -> list[str]:
+    """Stop all engines that the state folder remembers, at once; needs no supervisor. Returns their ids.
+
+    Raises EngineError when one belongs to another user; the others are stopped all the same.
+    """
+    stopped: list[str] = []
+    failed: list[EngineError] = []
+
+    def stop(record: Record, folder: Path) -> None:
+        try:
+            end(record, folder)
+            stopped.append(folder.name)
+        except EngineError as error:
+            failed.append(error)
+
+    threads = []
+    for folder in folders(paths):
+        record = Record.load(folder)
+        if record is None:
+            processes.forget(folder)
+            continue
+        threads.append(threading.Thread(target=stop, args=(record, folder), name=f"stop {folder.name}"))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return sorted(stopped)
+
+
+class Leaver:
+    """Ends the engine of a backend that has left the fleet, when nothing runs on it any more; in its own thread."""
+
+    def __init__(
+        self, folder: Path, gate: Gate | None, poll: float, after: threading.Thread | None, seconds: float | None = None
+    ) -> None:
+        """``after``: who has minded the engine until now. ``seconds``: how long at most; else as at its start."""
+        self.id = folder.name
+        self._folder = folder
+        self._gate = gate
+        self._poll = poll
+        self._after = after
+        self._seconds = seconds
+        self._closing = threading.Event()
+        self._stop_engine = False
+        self.thread = threading.Thread(target=self._run, name=f"leaving {self.id}", daemon=True)
+
+    def close(self, stop_engine: bool) -> None:
+        """Wait no longer: end the engine at once, or leave it to whoever minds it next. Join ``thread``."""
+        self._stop_engine = stop_engine
+        self._closing.set()
+
+    def _run(self) -> None:
+        if self._after is not None:
+            self._after.join()
+        record = Record.load(self._folder)
+        if record is None:
+            processes.forget(self._folder)
+            return
+        drain = Drain(self._gate, self.id, record, "stopped")
+        try:
+            seconds = record.drain_seconds if self._seconds is None else self._seconds
+            if drain.wait(seconds, self._poll, self._closing.wait, lambda count: None) or self._stop_engine:
+                end(record, self._folder)
+                log.info("%s has left the fleet: its engine is stopped.", self.id)
+        except Exception:  # a bug, or somebody else's process: the next start tries again
+            log.exception("The engine %s, which has left the fleet, could not be stopped.", self.id)
+        finally:
+            drain.release()
