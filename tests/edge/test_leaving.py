@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from control.edge.gate import EdgeGate
 from tests.support.client import CHAT, chat
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
@@ -168,14 +169,17 @@ def test_a_wish_of_the_control_plane_leaves_the_operators_alone(engine: Scripted
 
 @pytest.mark.slow
 def test_a_wish_that_is_not_repeated_runs_out(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
-    """The control plane was killed: nobody takes it back."""
+    """The control plane was killed: nobody takes it back. One that lives repeats it."""
     with Edge(fleet(engine, engine_2)) as edge:
+        gate = EdgeGate(edge.paths)
+        assert gate.hold("alpha-2") and not gate.hold("alpha-2")
         edge.admin("POST", "/backends/alpha-1/drain?by=control")
-        edge.admin("POST", "/backends/alpha-2/drain")
         assert edge.post(CHAT, chat("alpha")).status_code == 503
         wait_until("the wish to run out", lambda: edge.backends()["alpha-1"]["state"] == "ready", 40, every=0.2)
         wait_until("every worker to know", lambda: edge.post(CHAT, chat("alpha")).status_code == 200)
-        assert edge.backends()["alpha-2"]["state"] == "draining", "an operator's stays"
+        assert edge.backends()["alpha-2"]["drained_by"] == ["control"], "repeated in time"
+        gate.release("alpha-2")
+        assert edge.backends()["alpha-2"]["state"] == "ready"
 
 
 def test_an_address_is_written_as_everywhere(engine: ScriptedEngine) -> None:
