@@ -235,6 +235,8 @@ class Edge(Strict):
     trusted_proxies: Annotated[list[Network], Field(max_length=64)] = []
     """Proxies in front of the edge whose X-Forwarded-For names the client."""
     log: LogSettings = LogSettings()
+    count_usage: bool = False
+    """Count the tokens of all streams: where a client did not ask for usage, the edge does, and takes it out again."""
     probe: Probe = Probe()
     dns: ListenAddress | None = None
     """The name server asked for engines' addresses; by default this machine's own."""

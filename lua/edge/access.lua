@@ -2,6 +2,7 @@
 
 local body = require "edge.body"
 local dispatch = require "edge.dispatch"
+local fit = require "edge.fit"
 local fleet = require "edge.fleet"
 local limits = require "edge.limits"
 local live = require "edge.live"
@@ -79,6 +80,9 @@ end
 
 
 local function to_model(state, current)
+    if current.count_usage then
+        state.count_usage = true
+    end
     local ok, status, code, message, more = request.read(state, current)
     if not ok then
         return openai.refuse(state, status, code, message, more)
@@ -95,7 +99,7 @@ local function to_model(state, current)
         request.forget(state)
         return openai.refuse(state, status, code, message, more)
     end
-    request.rename(state, backend)
+    fit.body(state, backend)
     request.forget(state)
     return dispatch.first(state, backend)
 end

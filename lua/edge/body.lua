@@ -6,9 +6,11 @@ local json_scan = require "edge.json_scan"
 local req = ngx.req
 local collectgarbage = collectgarbage
 local io_open = io.open
+local ipairs = ipairs
 local min = math.min
 local pcall = pcall
 local sub = string.sub
+local concat = table.concat
 
 local WINDOW = 1048576
 -- Above this a body is dropped from Lua's heap at once: the collector would keep several of them
@@ -83,17 +85,18 @@ function _M.forget(size)
 end
 
 
--- Replaces bytes first..last (1-based) of a JSON text that came from memory or file.
-function _M.splice_text(text, from_file, first, last, replacement)
+-- Makes edits (json_scan.splice) to a JSON text that came from memory or file.
+function _M.edit(text, from_file, edits)
+    local pieces = json_scan.splice(text, edits)
     if not from_file then
-        req.set_body_data(json_scan.splice(text, first, last, replacement))
+        req.set_body_data(concat(pieces))
         return
     end
     -- nginx writes it to a file again: 10 MB must not stay in the request's memory.
     req.init_body(WINDOW)
-    req.append_body(sub(text, 1, first - 1))
-    req.append_body(replacement)
-    req.append_body(sub(text, last + 1))
+    for _, piece in ipairs(pieces) do
+        req.append_body(piece)
+    end
     req.finish_body()
 end
 

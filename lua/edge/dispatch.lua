@@ -2,6 +2,7 @@
 -- and the location that proxies there. The same way for the first backend and, after a failed
 -- connect, for the next one, whatever name, scheme or key that one has.
 
+local fit = require "edge.fit"
 local metrics = require "edge.metrics"
 local probe = require "edge.probe"
 local queue = require "edge.queue"
@@ -98,7 +99,7 @@ function _M.again(state)
     end
 
     assign(state, backend)
-    request.rename(state, backend)
+    fit.body(state, backend)
     request.forget(state)
     ngx.var.edge_authorization = backend.authorization or ""
     ngx.var.edge_host = backend.host_header or "engine"

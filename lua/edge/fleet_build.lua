@@ -218,6 +218,7 @@ function _M.build(text)
         dns = parse_dns(given.dns or {}),
         probe = build_probe(given.probe or {}),
         default_model = given.default_model,
+        count_usage = given.count_usage or false,
         names = given.names,
         rules = rules.prepare(given.rules or {}),
         models = {},

@@ -125,6 +125,9 @@ function _M.check(text)
     then
         return "fleet.json needs version, models, backends and names"
     end
+    if given.count_usage ~= nil and type(given.count_usage) ~= "boolean" then
+        return "count_usage is not true or false"
+    end
     for id, backend in pairs(given.backends) do
         local problem = check_backend(id, backend, given.models)
         if problem then

@@ -23,6 +23,7 @@ local _M = {
     admin = admin.run,
     balancer = balancer.run,
     body_filter = stream.run,
+    header_filter = stream.header,
     error = failure.run,
     log = finish.run,
 }

@@ -15,7 +15,9 @@ local find = string.find
 local format = string.format
 local gsub = string.gsub
 local sub = string.sub
+local ipairs = ipairs
 local pcall = pcall
+local sort = table.sort
 local type = type
 
 local invalid = json_skip.invalid
@@ -164,10 +166,34 @@ function _M.string_value(body, first, last)
 end
 
 
--- Returns the body with the bytes from `first` to `last` replaced. To insert before a byte at
--- p, replace the empty range p, p - 1.
-function _M.splice(body, first, last, replacement)
-    return sub(body, 1, first - 1) .. replacement .. sub(body, last + 1)
+local function by_place(a, b)
+    return a.first < b.first
+end
+
+
+-- Returns the pieces of the body after `edits`, each of which puts `text` in the place of the bytes
+-- first..last. To insert before a byte at p, replace the empty range p, p - 1.
+function _M.splice(body, edits)
+    sort(edits, by_place)
+    local pieces, n, from = {}, 0, 1
+    for _, edit in ipairs(edits) do
+        pieces[n + 1], pieces[n + 2] = sub(body, from, edit.first - 1), edit.text
+        n, from = n + 2, edit.last + 1
+    end
+    pieces[n + 1] = sub(body, from)
+    return pieces
+end
+
+
+-- By how many bytes these edits move what stands at `place`.
+function _M.shift(edits, place)
+    local by = 0
+    for _, edit in ipairs(edits) do
+        if edit.first < place then
+            by = by + #edit.text - (edit.last - edit.first + 1)
+        end
+    end
+    return by
 end
 
 

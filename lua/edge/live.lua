@@ -58,6 +58,11 @@ function _M.begin()
         name_first = false,
         name_last = false,
         field = false,       -- where the model stands in a multipart body
+        count_usage = false, -- its tokens must be known, also those of a stream
+        stream_last = false, -- where the body may have to change for that; false: it need not, or has
+        options_first = false,
+        options_last = false,
+        asks_usage = false,  -- the edge asks for usage, the client did not
         body_size = 0,
         -- limits
         max_tokens = false,  -- how long each answer may be, as the client says
@@ -89,6 +94,7 @@ function _M.begin()
         chunks = 0,
         gap_max = 0,
         usage = false,
+        filter = false,      -- takes the usage that the edge asked for out of the stream
         error_event = false,
         eof = false,
         ended = false,       -- when the engine's answer was complete

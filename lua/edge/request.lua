@@ -6,6 +6,7 @@ local json_scan = require "edge.json_scan"
 local multipart = require "edge.multipart"
 local rules = require "edge.rules"
 local traits = require "edge.traits"
+local usage_splice = require "edge.usage_splice"
 local utf8 = require "edge.utf8"
 
 local ngx = ngx
@@ -18,7 +19,7 @@ local sort = table.sort
 -- Top-level members that routing depends on, or that must not pass: an engine and the edge must
 -- never read different ones.
 local WANTED = {
-    model = true, stream = true, previous_response_id = true,
+    model = true, stream = true, stream_options = "last", previous_response_id = true,
     kv_transfer_params = true, ec_transfer_params = true, vllm_xargs = true,
 }
 for _, name in ipairs(traits.WANTED) do
@@ -184,6 +185,7 @@ local function from_json(state, fleet)
     state.name_first, state.name_last = first, last
     ok, status, code, message, more = choose_model(state, fleet, name)
     if ok then
+        usage_splice.note(state, text, starts, stops)
         traits.read(state, text, starts, stops)
     end
     return ok, status, code, message, more
@@ -238,51 +240,6 @@ function _M.read(state, fleet)
         _M.forget(state)
     end
     return found, status, code, message, more
-end
-
-
--- Where the name stands in a JSON body without one, which an empty piece of it is put in for: an
--- engine would take its default, and a rule may want an adapter.
-local function make_room(state, text)
-    local first = find(text, "{", 1, true) + 1
-    local last_member = find(text, "^%s*}", first)
-    state.name_first, state.name_last = first, first - 1
-    return '"model":', last_member and "" or ","
-end
-
-
--- Gives the engine the name it knows: the client's or the rule's, or its own. Again for another engine.
-function _M.rename(state, backend)
-    if not state.name or state.reported then
-        return
-    end
-    local name = backend.served[state.name] and state.name or backend.name
-    if name == state.sent then
-        return
-    end
-    state.sent = name
-    local field = state.field
-    if field then
-        local reader, size, close = body.reader()
-        body.splice_reader(reader, size, field.first, field.length, name)
-        close()
-        field.length = #name
-        return
-    end
-    if state.route.kind == "multipart" then
-        return  -- a form without the field: the engine takes its default
-    end
-    local text, from_file = state.text, state.from_file
-    if not text then
-        text, from_file = body.text()
-    end
-    local value, before, after = json_scan.encode_string(name), "", ""
-    if not state.name_first then
-        before, after = make_room(state, text)
-    end
-    body.splice_text(text, from_file, state.name_first, state.name_last, before .. value .. after)
-    state.name_first = state.name_first + #before
-    state.name_last = state.name_first + #value - 1
 end
 
 

@@ -48,6 +48,9 @@ end
 for _, path in ipairs({ "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages" }) do
     EXACT[path].generates = true
 end
+-- Streams of these end with an event for the usage, if it is asked for.
+EXACT["/v1/chat/completions"].usage_event = true
+EXACT["/v1/completions"].usage_event = true
 EXACT["/v1/responses"].makes_responses = true
 EXACT["/v1/responses"].fault = RESPONSES_FAULT
 

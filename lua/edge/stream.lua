@@ -1,6 +1,6 @@
--- Watches the answer's bytes pass: first token, gaps, usage, error events. It changes nothing and,
--- in the usual case of whole events per read, makes no Lua string per chunk: it looks at nginx's
--- own buffer.
+-- Watches the answer's bytes pass: first token, gaps, usage, error events. It changes nothing but that
+-- it takes out a usage event that the edge itself asked for and, in the usual case of whole events per
+-- read, makes no Lua string per chunk: it looks at nginx's own buffer.
 
 local ffi = require "ffi"
 require "resty.core.param"  -- declares the two functions used below
@@ -10,6 +10,7 @@ local live = require "edge.live"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
 local queue = require "edge.queue"
+local usage_filter = require "edge.usage_filter"
 
 local C = ffi.C
 local ffi_string = ffi.string
@@ -25,7 +26,7 @@ local responses = ngx.shared.edge_responses
 
 ffi.cdef [[ void *memmem(const void *hay, size_t hay_size, const void *needle, size_t needle_size); ]]
 
-local COLON, NEWLINE = 58, 10
+local COLON, NEWLINE, RETURN = 58, 10, 13
 local FFI_OK = 0
 local USAGE = '"usage":{'
 local USAGE_SIZE = #USAGE
@@ -34,6 +35,8 @@ local USAGE_SIZE = #USAGE
 local ABORT = ':"abort"'
 local ABORT_SIZE = #ABORT
 local ABORTS = { '"finish_reason":"abort"', '"stop_reason":"abort"' }
+local MARK = usage_filter.MARK
+local MARK_SIZE = #MARK
 local NGX_ERROR = ngx.ERROR
 -- An event longer than this that is split over reads is searched only in its last part.
 local CARRY = 4096
@@ -60,14 +63,22 @@ local function note_response(state, text)
 end
 
 
+local function is_sse()
+    local content_type = ngx.header["Content-Type"]
+    return content_type ~= nil and find(content_type, "text/event-stream", 1, true) ~= nil
+end
+
+
 -- What the answer is, known once its first bytes come.
 local function begin(state)
     state.begun = true
-    local content_type = ngx.header["Content-Type"]
-    state.sse = content_type ~= nil and find(content_type, "text/event-stream", 1, true) ~= nil
+    state.sse = is_sse()
     state.makes = state.route.makes_responses or false
     state.fault = state.route.fault
     state.gaps = metrics.gaps(state.model)
+    if state.asks_usage and state.sse then
+        state.filter = usage_filter.new()
+    end
 end
 
 
@@ -120,36 +131,60 @@ local function buffer_of(request)
 end
 
 
-function _M.run()
-    local state = live.get()
-    if not state or not state.backend then
-        return
+-- Whether these bytes end with the empty line that ends an event.
+local function ends_event(data, size)
+    if size < 2 or data[size - 1] ~= NEWLINE then
+        return false
     end
+    local c = data[size - 2]
+    return c == NEWLINE or size > 3 and c == RETURN and data[size - 3] == NEWLINE
+end
 
-    if state.cancelled then
-        return NGX_ERROR  -- nginx drops both sides
-    end
-    local request = get_request()
-    if C.ngx_http_lua_ffi_get_body_filter_param_eof(request) == 1 then
-        state.eof = true
-        state.ended = now()
-        -- The engine is done. The log phase may come seconds later: a worker that drains, or a client
-        -- that asked to close, keeps the request until the client has closed its side.
-        queue.release(state)
-        limits.release(state)
-    end
-    size_p[0] = 0
-    local whole = buffer_of(request)
-    local size = size_p[0]
-    if size == 0 then
-        if state.eof and state.chunks == 0 and not state.first then
-            begin(state)  -- an answer without a byte: a stream without an event is no success
-        end
+
+-- Passes on what remains of a read without the usage event that the edge asked for.
+local function take_out(state, filter, data, size, whole)
+    if whole and usage_filter.between(filter) and ends_event(data, size)
+        and C.memmem(data, size, MARK, MARK_SIZE) == nil
+    then
         return
     end
+    local text = whole and ffi_string(data, size) or ngx.arg[1]
+    local rest = usage_filter.feed(filter, text)
+    if state.eof then
+        rest = rest .. usage_filter.flush(filter)
+    end
+    state.usage = filter.usage or state.usage
+    if rest ~= text then
+        ngx.arg[1] = rest
+    end
+end
+
+
+-- A call without bytes: the end, or nginx's last one for a stream that was cut.
+local function run_empty(state)
+    if state.eof and state.chunks == 0 and not state.first then
+        begin(state)  -- an answer without a byte: a stream without an event is no success
+    end
+    local filter = state.filter
+    if filter and filter.held then
+        ngx.arg[1] = usage_filter.flush(filter)
+    end
+end
+
+
+-- A Content-Length would be wrong once the usage event is taken out: some engines set it for streams.
+function _M.header()
+    local state = live.get()
+    if state and state.asks_usage and is_sse() then
+        ngx.header["Content-Length"] = nil
+    end
+end
+
+
+-- Looks at a read's bytes.
+local function watch(state, data, size, whole)
     local time = now()
     state.seen = time
-    local data = data_p[0]
     if state.first and not state.carry and whole and state.sse and data[size - 1] == NEWLINE then
         -- The usual read of a stream: whole events, looked at in place.
         if C.memmem(data, size, USAGE, USAGE_SIZE) ~= nil
@@ -185,6 +220,38 @@ function _M.run()
         if gap > state.gap_max then
             state.gap_max = gap
         end
+    end
+end
+
+
+function _M.run()
+    local state = live.get()
+    if not state or not state.backend then
+        return
+    end
+
+    if state.cancelled then
+        return NGX_ERROR  -- nginx drops both sides
+    end
+    local request = get_request()
+    if C.ngx_http_lua_ffi_get_body_filter_param_eof(request) == 1 then
+        state.eof = true
+        state.ended = now()
+        -- The engine is done. The log phase may come seconds later: a worker that drains, or a client
+        -- that asked to close, keeps the request until the client has closed its side.
+        queue.release(state)
+        limits.release(state)
+    end
+    size_p[0] = 0
+    local whole = buffer_of(request)
+    local size = size_p[0]
+    if size == 0 then
+        return run_empty(state)
+    end
+    local data = data_p[0]
+    watch(state, data, size, whole)
+    if state.filter then
+        take_out(state, state.filter, data, size, whole)
     end
 end
 

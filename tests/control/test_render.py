@@ -56,6 +56,7 @@ FULL: dict[str, Any] = {
         "cors": {"origins": ["https://chat.example.com", "http://localhost:3000"]},
         "pass_headers": ["X-Team-Id"],
         "trusted_proxies": ["10.0.0.5", "2001:db8::/32"],
+        "count_usage": True,
         "log": {"level": "info"},
         "dns": "10.0.0.2:53",
     },

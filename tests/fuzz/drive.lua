@@ -1,15 +1,20 @@
 -- Runs a body scanner over a file of documents, for the differential fuzz tests:
---   luajit tests/fuzz/drive.lua json|multipart INPUT OUTPUT      (from the repository's root)
+--   luajit tests/fuzz/drive.lua json|multipart|splice|stream INPUT OUTPUT      (from the repository's root)
 -- INPUT holds length-prefixed strings (4 bytes, little-endian): one body per JSON document, a
 -- Content-Type and a body per form. OUTPUT holds for each: the refusal's code ("" if none);
 -- then, if none, for each wanted key the first and last offset in decimal ("" if absent), the
 -- kind of the value, and the decoded value ("" if it is no string or does not decode).
+-- The same for the question for usage: a body in; out the refusal's code, the body as the engine gets
+-- it, and "1" if the edge asks. And for its answer: a stream and where it is cut into reads (decimals
+-- with commas) in; out what passes, and the usage that was taken out.
 
 package.path = "./lua/?.lua;" .. package.path
 
 local ffi = require "ffi"
 local json_scan = require "edge.json_scan"
 local multipart = require "edge.multipart"
+local usage_filter = require "edge.usage_filter"
+local usage_splice = require "edge.usage_splice"
 
 local KEYS = { "model", "stream" }
 local WANTED = { model = true, stream = true }
@@ -82,11 +87,42 @@ local function scan_form()
 end
 
 
+local SPLICED = { stream = true, stream_options = "last" }
+local ROUTE = { usage_event = true }
+
+local function splice()
+    local body = take()
+    local ok, _, code = json_scan.scan(body, SPLICED, starts, stops)
+    local state = { route = ROUTE, count_usage = true }
+    local edits
+    if ok then
+        usage_splice.note(state, body, starts, stops)
+        edits = usage_splice.edits(state, body)
+    end
+    put(ok and "" or code)
+    put(edits and table.concat(json_scan.splice(body, edits)) or body)
+    put(state.asks_usage and "1" or "")
+end
+
+
+local function filter_stream()
+    local text, cuts = take(), take()
+    local filter, out, from = usage_filter.new(), {}, 1
+    for cut in (cuts .. "," .. #text):gmatch("%d+") do
+        out[#out + 1] = usage_filter.feed(filter, text:sub(from, tonumber(cut)))
+        from = tonumber(cut) + 1
+    end
+    out[#out + 1] = usage_filter.flush(filter)
+    put(table.concat(out))
+    put(filter.usage or "")
+end
+
+
 -- Small windows make fields lie across their ends.
 if format_name == "multipart" then
     multipart.WINDOW_BYTES = 128
 end
-local scan_one = format_name == "json" and scan_json or scan_form
+local scan_one = ({ json = scan_json, multipart = scan_form, splice = splice, stream = filter_stream })[format_name]
 while position <= #input do
     scan_one()
 end

@@ -71,29 +71,31 @@ def seed_from_environment() -> int:
     return int(os.environ.get("FUZZ_SEED") or int.from_bytes(os.urandom(4), "little"))
 
 
-def scan(kind: str, fields: list[bytes], folder: Path) -> Iterator[Answer]:
-    """Run the scanner of `kind` (json or multipart) over length-prefixed fields."""
+def drive(kind: str, fields: list[bytes], folder: Path) -> bytes:
+    """Run drive.lua for `kind` over length-prefixed fields; return its output."""
     source, target = folder / "documents", folder / "answers"
     source.write_bytes(b"".join(struct.pack("<I", len(text)) + text for text in fields))
     subprocess.run([luajit(), "tests/fuzz/drive.lua", kind, source, target], cwd=ROOT, check=True, timeout=110)
-    return answers(target.read_bytes())
+    return target.read_bytes()
 
 
-def answers(output: bytes) -> Iterator[Answer]:
-    """Read the driver's output."""
+def texts(output: bytes) -> Iterator[bytes]:
+    """Read the length-prefixed texts of the driver's output."""
     position = 0
-
-    def take() -> bytes:
-        nonlocal position
+    while position < len(output):
         (length,) = struct.unpack_from("<I", output, position)
         position += 4 + length
-        return output[position - length : position]
+        yield output[position - length : position]
 
-    while position < len(output):
-        answer = Answer(take().decode())
+
+def scan(kind: str, fields: list[bytes], folder: Path) -> Iterator[Answer]:
+    """Run the scanner of `kind` (json or multipart) over length-prefixed fields."""
+    found = texts(drive(kind, fields, folder))
+    for code in found:
+        answer = Answer(code.decode())
         if not answer.code:
             for key in KEYS:
-                first, last, kind, value = take(), take(), take().decode(), take()
+                first, last, kind, value = next(found), next(found), next(found).decode(), next(found)
                 if first:
                     answer.found[key] = Found(int(first), int(last), kind, value)
         yield answer

@@ -183,16 +183,21 @@ describe("json_scan.string_value", function()
 end)
 
 
-describe("json_scan.splice and encode_string", function()
-    it("replace a value, insert a member", function()
-        local body = '{"model":"alias","n":1}'
+describe("json_scan.splice, shift and encode_string", function()
+    it("replace values and insert members, given in any order", function()
+        local body = '{"stream":true,"model":"alias","n":1}'
         scan(body)
-        local changed = json_scan.splice(body, starts.model, stops.model,
-                                         json_scan.encode_string("real"))
-        assert.equal('{"model":"real","n":1}', changed)
-        scan(changed)
-        assert.equal('{"model":"real","n":1,"x":2}',
-                     json_scan.splice(changed, stops[1], stops[1] - 1, ',"x":2'))
+        local first, last = starts.model, stops.model
+        local edits = {
+            { first = stops[1], last = stops[1] - 1, text = ',"x":2' },
+            { first = first, last = last, text = json_scan.encode_string("real") },
+            { first = starts.stream, last = stops.stream, text = "false" },
+        }
+        local changed = table.concat(json_scan.splice(body, edits))
+        assert.equal('{"stream":false,"model":"real","n":1,"x":2}', changed)
+        local moved = json_scan.shift(edits, first)
+        assert.equal('"real"', changed:sub(first + moved, last + moved - 1))
+        assert.equal(body, table.concat(json_scan.splice(body, {})))
     end)
 
     it("encode every byte so that it decodes to the same", function()

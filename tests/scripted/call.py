@@ -10,12 +10,14 @@ import struct
 import time
 import uuid
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tests.scripted.script import Script
 from tests.scripted.state import Engine
 
 JSON_TYPE = (b"content-type", b"application/json")
+STREAM_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 COMMENT = b": keep-alive\n\n"
 
 
@@ -135,7 +137,10 @@ class Call:
     async def stream(self, events: Iterable[Event]) -> None:
         """Send events as vLLM does: headers at once, one chunk per event, and whatever the script spoils."""
         script = self.script
-        await self.start(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
+        if script.raw:
+            await self._stream_raw()
+            return
+        await self.start(200, (STREAM_TYPE,))
         await self.write(b"")  # uvicorn sends the headers now
         if script.hang:
             await asyncio.Event().wait()
@@ -182,6 +187,20 @@ class Call:
         await self._flush(pending)
         await self.write(b"", more=False)
 
+    async def _stream_raw(self) -> None:
+        script = self.script
+        data = script.raw.encode()
+        length = ((b"content-length", str(len(data)).encode()),) if script.content_length else ()
+        await self.start(200, (STREAM_TYPE, *length))
+        places = script.split_at or range(script.split or len(data), len(data), script.split or 1)
+        for start, end in pairwise([0, *places, len(data)]):
+            await self.write(data[start:end])
+            await asyncio.sleep(script.split_ms / 1000)
+        if script.cut_after == 0:
+            self.close()
+            return
+        await self.write(b"", more=False)
+
     async def _flush(self, pending: list[bytes], at_least: int = 1) -> None:
         if len(pending) < max(at_least, 1):
             return
@@ -190,6 +209,8 @@ class Call:
         size = self.script.split or len(data)
         for start in range(0, len(data), size):
             await self.write(data[start : start + size])
+            if self.script.split_ms:
+                await asyncio.sleep(self.script.split_ms / 1000)
 
 
 def _spaced(events: Iterable[Event]) -> Iterable[Event | None]:

@@ -87,8 +87,13 @@ def count_tokens(body: dict[str, Any]) -> int:
 
 
 def _options(call: Call) -> tuple[bool, bool]:
-    options = call.json.get("stream_options") or {}
-    return bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
+    """Whether usage comes in an event of its own, and whether also in all others (which needs the first)."""
+    options = call.json.get("stream_options")
+    if not isinstance(options, dict | None):
+        raise Fault(400, "1 validation error:\n  {'type': 'model_attributes_type', 'loc': 'body.stream_options'}",
+                    "Bad Request", "body.stream_options")  # fmt: skip
+    include = bool((options or {}).get("include_usage"))
+    return include, include and bool((options or {}).get("continuous_usage_stats"))
 
 
 async def chat(call: Call) -> None:
@@ -106,7 +111,7 @@ async def chat(call: Call) -> None:
     job = Job(call, ("max_tokens", "max_completion_tokens"))
     base = {"id": f"chatcmpl-{call.request_id}", "created": job.created, "model": job.model}
     if call.json.get("stream"):
-        await call.stream(_chat_events(job, base))
+        await call.stream(_chat_events(job, base, *_options(call)))
         return
     message = {"role": "assistant", "content": await job.wait(), "refusal": None, "reasoning": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": job.reason, "stop_reason": None}
@@ -114,8 +119,7 @@ async def chat(call: Call) -> None:
                             "system_fingerprint": FINGERPRINT, "usage": job.usage()})  # fmt: skip
 
 
-def _chat_events(job: Job, base: dict[str, Any]) -> Iterator[Event]:
-    include, continuous = _options(job.call)
+def _chat_events(job: Job, base: dict[str, Any], include: bool, continuous: bool) -> Iterator[Event]:
     base = {**base, "object": "chat.completion.chunk"}
 
     def chunk(delta: dict[str, Any], number: int, reason: str | None = None) -> bytes:
@@ -143,15 +147,14 @@ async def completions(call: Call) -> None:
     job = Job(call, ("max_tokens",))
     base = {"id": f"cmpl-{call.request_id}", "object": "text_completion", "created": job.created, "model": job.model}
     if call.json.get("stream"):
-        await call.stream(_completion_events(job, base))
+        await call.stream(_completion_events(job, base, *_options(call)))
         return
     choice = {"index": 0, "text": await job.wait(), "logprobs": None, "finish_reason": job.reason, "stop_reason": None}
     await call.answer(200, {**base, "choices": [choice], "service_tier": None, "system_fingerprint": FINGERPRINT,
                             "usage": job.usage()})  # fmt: skip
 
 
-def _completion_events(job: Job, base: dict[str, Any]) -> Iterator[Event]:
-    include, continuous = _options(job.call)
+def _completion_events(job: Job, base: dict[str, Any], include: bool, continuous: bool) -> Iterator[Event]:
     for number, word in enumerate(job.words(), 1):
         reason = job.reason if number == job.tokens else None
         choice = {"index": 0, "text": word, "logprobs": None, "finish_reason": reason, "stop_reason": None}

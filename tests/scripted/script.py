@@ -27,6 +27,10 @@ class Script:
     comment_every: int = 0  # the same before every n-th event
     merge: int = 1  # events per write
     split: int = 0  # bytes per write, each its own HTTP chunk
+    split_ms: float = 0  # between those writes
+    raw: str = ""  # the whole stream, as it is; cut_after 0 closes the connection at its end
+    split_at: list[int] = field(default_factory=list)  # raw: where one write ends and the next begins
+    content_length: bool = False  # raw: says its length, as some servers do
     stamp: bool = False  # every text is the time of its sending (time.time(), seconds)
     pad: int = 0  # extra bytes in every text
     null_usage: bool = False  # "usage": null in every chunk that has no usage

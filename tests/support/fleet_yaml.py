@@ -35,6 +35,7 @@ FULL: dict[str, Any] = {
         "pass_headers": ["X-Team"],
         "trusted_proxies": ["10.0.0.0/8"],
         "log": {"level": "info", "rotate_at": "10MiB", "keep": 3},
+        "count_usage": True,
         "dns": "[::1]:53",
         "binary": "/usr/sbin/nginx",
     },

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import re
 import subprocess
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import openai
 import psutil
 import pytest
 import requests
+import yaml
 
 from control.engines.processes import Record
 from tests.support.net import wait_until
@@ -187,6 +191,52 @@ def test_the_access_log_knows_ttft_gaps_and_tokens(stack: Stack, client: openai.
     assert 0 < line["ttft_ms"] <= (first - began) * 1000 + 5
     assert line["ttft_ms"] < line["total_ms"] <= total_ms + 5
     assert 0 < line["itl_mean_ms"] <= line["itl_max_ms"] < line["total_ms"]
+
+
+@pytest.fixture
+def counted(stack: Stack) -> Iterator[None]:
+    """The edge counts the tokens of all streams while the test runs."""
+
+    def switch(value: bool) -> None:
+        stack.fleet["edge"]["count_usage"] = value
+        (stack.folder / "fleet.yaml").write_text(yaml.safe_dump(stack.fleet, sort_keys=False))
+        stack.signalbox("reload")
+
+    switch(True)
+    yield
+    switch(False)
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}),
+        ("/v1/completions", {"prompt": "The capital of France is"}),
+    ],
+)
+def test_counting_tokens_takes_nothing_from_a_stream_but_its_usage(
+    stack: Stack, counted: None, path: str, prompt: dict[str, Any]
+) -> None:
+    body = {"model": "smollm2", **prompt, "temperature": 0, "max_tokens": 12, "ignore_eos": True, "stream": True}
+    name = "counted-" + path.split("/")[2]
+
+    def ask(url: str, **extra: Any) -> list[str]:
+        """The events, without the second at which they were made."""
+        answer = requests.post(url + path, json={**body, **extra}, headers={"X-Request-Id": name}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return re.sub(r'"created":\d+,', "", answer.text).split("\n\n")
+
+    through, plain = ask(stack.url), ask(stack.engine_urls[0])
+    asked = ask(stack.engine_urls[0], stream_options={"include_usage": True})
+    (event,) = [one for one in asked if '"choices":[],' in one]
+    asked.remove(event)
+    assert through == asked
+    # vLLM moves its fingerprint into the usage event: the only difference to a stream that nobody counts.
+    assert [re.sub(r',"system_fingerprint":"[^"]*"', "", one) for one in plain] == through
+    usage = json.loads(event.removeprefix("data: "))["usage"]
+    line = stack.logged(name)
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert line["completion_tokens"] == 12 and line["end"] == "complete"
 
 
 def test_a_killed_engine_is_replaced_while_the_other_one_answers(stack: Stack, client: openai.OpenAI) -> None:
