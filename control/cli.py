@@ -11,6 +11,7 @@ import click
 
 from control import __version__
 from control.errors import SignalboxError
+from control.keys.commands import keys
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,9 @@ def serve(settings: Settings) -> None:
     from control.serve import serve as run
 
     run(load(settings.fleet))
+
+
+main.add_command(keys)
 
 
 @main.command()

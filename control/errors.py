@@ -22,7 +22,9 @@ class SignalboxError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in fleet.yaml. ``line`` and ``column`` count from 1 (column 0: the whole line is meant).
+    """One thing wrong in fleet.yaml or keys.yaml.
+
+    ``line`` and ``column`` count from 1 (column 0: the whole line is meant).
 
     ``key`` is a dotted path such as ``models.a.backends[0].url``; empty for the whole file.
     """
@@ -41,13 +43,17 @@ class Problem:
 
 
 class FleetError(SignalboxError):
-    """fleet.yaml cannot be used. ``problems`` holds all that is wrong, in the order of the file."""
+    """fleet.yaml, or its keys.yaml, cannot be used. ``problems`` holds all that is wrong, in the order of the file."""
 
     exit_code = 2
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class KeysError(SignalboxError):
+    """An API key could not be made or changed."""
 
 
 class RenderError(SignalboxError):

@@ -33,6 +33,11 @@ class StatePaths:
         return self.edge / "last"
 
     @property
+    def keys_json(self) -> Path:
+        """What the edge is told of API keys: hashes, mode 0600. Never put back with ``last``."""
+        return self.conf / "keys.json"
+
+    @property
     def edge_pid(self) -> Path:
         return self.edge / "run" / "nginx.pid"
 

@@ -50,6 +50,13 @@ class AdminClient:
         """Take that wish back. Raises as ``state`` does."""
         self._call("POST", f"/backends/{backend}/resume?by=control")
 
+    def put_keys(self, text: str) -> int:
+        """``PUT /keys`` with the text of a keys.json; returns the version now in force.
+
+        Raises EdgeRefused with the edge's reason, having changed nothing, or EdgeUnreachable.
+        """
+        return int(self._object(self._call("PUT", "/keys", text.encode()))["version"])
+
     def metrics(self) -> str:
         """``GET /metrics``: Prometheus text. Raises EdgeUnreachable, EdgeRefused."""
         return self._call("GET", "/metrics").text

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from control.edge import changes, files
+from control.edge import changes, files, keys
 from control.edge.admin import AdminClient, read_token
 from control.edge.changes import Changes
 from control.edge.files import Applied
@@ -19,6 +19,7 @@ from control.edge.render import Rendered
 from control.edge.site import Site, client, locked
 from control.edge.snapshot import encode
 from control.errors import EdgeError
+from control.keys.load import LoadedKeys, load_keys
 from control.paths import StatePaths
 
 #: Seconds for the workers of a new generation to answer. nginx itself tries for 2.5 s to get a port.
@@ -41,23 +42,27 @@ class Result:
     version: int
     warnings: tuple[str, ...] = ()
     pid: int | None = None
+    keys: tuple[str, ...] = ()  # what became of API keys, which no failure of the rest undoes
 
     def lines(self) -> list[str]:
         """What changed and what happened, for a person."""
         happened = {
             "rendered": self._rendered(),
-            "nothing": f"Nothing changed; the edge goes on with generation {self.generation}, fleet {self.version}.",
+            "nothing": ""
+            if self.keys
+            else f"Nothing changed; the edge goes on with generation {self.generation}, fleet {self.version}.",
             "pushed": f"The edge took fleet {self.version} without a reload.",
             "reloaded": f"Reloaded: all workers are of generation {self.generation}, fleet {self.version}.",
             "started": f"The edge runs (pid {self.pid}, generation {self.generation}, fleet {self.version}).",
         }[self.action]
         changed = [] if self.action == "started" else self.changes.lines()
-        return [*changed, *(f"warning: {line}" for line in self.warnings), happened]
+        warnings = [f"warning: {line}" for line in self.warnings]
+        return [*changed, *self.keys, *warnings, *filter(None, [happened])]
 
     def _rendered(self) -> str:
         if self.changes.first:
             return "Rendered. Nothing was applied before: `signalbox start` starts the edge with it."
-        return "Rendered. `signalbox reload` applies it." if self.changes else "Rendered. Nothing changes."
+        return "Rendered. `signalbox reload` applies it." if self.changes or self.keys else "Rendered. Nothing changes."
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,15 @@ class _Plan:
     version: int
     changes: Changes
     hashes: dict[str, str]
+    keys: LoadedKeys | None
 
 
 def render_next(site: Site) -> Result:
     """Render into edge/next/ and say how it differs from what runs. Changes nothing that runs."""
     with locked(site.paths):
         plan = _plan(site)
-    return Result("rendered", plan.changes, files.generation(site.paths), plan.version)
+    pending = keys.pending(site.paths, plan.keys)
+    return Result("rendered", plan.changes, files.generation(site.paths), plan.version, keys=pending)
 
 
 def start(site: Site) -> Result:
@@ -97,6 +104,7 @@ def start(site: Site) -> Result:
         files.keep_last(site.paths, files.good(site.paths, Applied.read(site.paths)))
         try:
             _promote(site, plan, generation)
+            keys.write(site.paths, plan.keys)
             pid = launch(site, plan.rendered.admin, generation)
             _record(site, plan, generation)
         except BaseException:
@@ -157,26 +165,28 @@ def _reload(site: Site, edge: AdminClient) -> Result:
     plan = _plan(site)
     state = edge.state()
     current = files.generation(site.paths)
+    # First: clients with a new key come in before anything else can fail, and those without one stay out.
+    words = tuple(keys.tell(site.paths, plan.keys, edge, state).lines())
     told = int(state.get("fleet_version", 0))
     if told > plan.version or (told == plan.version and plan.changes.fleet):
         plan = _with_version(site, plan, told + 1)  # somebody else told the edge meanwhile: ours must count as newer
     behind = told != plan.version
     if not plan.changes and not behind:
-        return Result("nothing", plan.changes, current, plan.version)
+        return Result("nothing", plan.changes, current, plan.version, keys=words)
     warnings = site.process.test(NEXT_CONF)
     applied = Applied.read(site.paths)
     saved = files.good(site.paths, applied, str(state.get("generation")))
     files.keep_last(site.paths, saved)
     if not plan.changes.static:
         _push(site, edge, plan, saved, current)
-        return Result("pushed", plan.changes, current, plan.version, tuple(warnings))
+        return Result("pushed", plan.changes, current, plan.version, tuple(warnings), keys=words)
     old = [*applied.listen, applied.admin] if applied else []
     new = sorted({*plan.rendered.listen, plan.rendered.admin} - set(old))
     require_movable(old, new, "edge.admin" if new == [plan.rendered.admin] else "edge.listen")
     require_free(new)
     generation = max(current, int(str(state.get("generation") or 0))) + 1
     found = _hup(site, edge, plan, saved, generation)
-    return Result("reloaded", plan.changes, generation, plan.version, (*warnings, *found))
+    return Result("reloaded", plan.changes, generation, plan.version, (*warnings, *found), keys=words)
 
 
 def _push(site: Site, edge: AdminClient, plan: _Plan, saved: dict[str, str | None], generation: int) -> None:
@@ -286,6 +296,7 @@ def _await(process: EdgeProcess, edge: AdminClient, generation: int, log: ErrorL
 def _plan(site: Site) -> _Plan:
     """Render, write next/, compare with conf/ and with what nginx last loaded."""
     site.process.prepare()
+    told = load_keys(site.loaded)
     rendered = site.render()
     hashes = files.hashes(rendered.nginx_conf, site.sources.lua, rendered.read_files)
     applied = Applied.read(site.paths)
@@ -296,7 +307,7 @@ def _plan(site: Site) -> _Plan:
     if found.diff:  # its lines say more than its name
         found = replace(found, files=tuple(name for name in other if name != "nginx.conf"))
     version = (int(old["version"]) if old else 0) + (1 if found.fleet else 0)
-    plan = _Plan(rendered, "", version, found, hashes)
+    plan = _Plan(rendered, "", version, found, hashes, told)
     files.write(site.paths.next / "nginx.conf", rendered.nginx_conf)
     return _with_version(site, plan, version)
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.edge import files
+from control.edge import files, keys
 from control.edge.apply import launch
 from control.edge.ports import free_port
 from control.edge.process import CONF, EdgeProcess
@@ -16,6 +16,7 @@ from control.edge.render import Scratch, render
 from control.edge.site import Site
 from control.edge.snapshot import encode
 from control.errors import EdgeError
+from control.keys.load import load_keys
 from control.paths import StatePaths
 
 
@@ -59,6 +60,7 @@ def _run(site: Site) -> Smoke:
     files.write(site.paths.edge / CONF, rendered.nginx_conf)
     files.write(site.paths.conf / "fleet.json", encode({**rendered.snapshot, "version": 1}))
     files.write(site.paths.conf / "generation", "1\n")
+    keys.write(site.paths, load_keys(site.loaded))
     warnings = site.process.test(CONF)
     started = time.monotonic()
     launch(site, ports.admin, generation=1)

@@ -46,6 +46,8 @@ def snapshot(
     content["probe"] = {f"{name}_ms": int(value) for name, value in fleet.edge.probe if value is not None}
     if fleet.edge.count_usage:
         content["count_usage"] = True
+    if fleet.edge.keys not in (None, "none"):
+        content["keys"] = True
     if fleet.default_model is not None:
         content["default_model"] = fleet.default_model
     content["names"] = _names(fleet)

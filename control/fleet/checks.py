@@ -62,9 +62,12 @@ def _exposed(fleet: Fleet, path: KeyPath, text: str) -> Iterator[Finding]:
         what = "the control page" if path[0] == "control" else "the edge's admin listener"
         message = f"{text} can be reached from other machines, but {what} must stay on this one."
         yield Finding(path, message, "Use 127.0.0.1, and an SSH tunnel to look at it from elsewhere.")
-    elif fleet.edge.keys != "none":
+    elif fleet.edge.keys is None:
         message = f"{text} can be reached from other machines, and no API key would be asked for."
-        hint = "If the network is trusted, say so with 'keys: none' under edge; else listen on 127.0.0.1."
+        hint = (
+            "Ask for keys with 'keys: keys.yaml' under edge (`signalbox keys create NAME` makes the first), or say "
+            "'keys: none' if the network is trusted; else listen on 127.0.0.1."
+        )
         yield Finding(path, message, hint, about=(("edge", "keys"),))
 
 
@@ -103,6 +106,9 @@ def _tls_names(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _edge_lists(fleet: Fleet) -> Iterator[Finding]:
+    keys = fleet.edge.keys
+    if keys is not None and keys != "none" and keys.lower() == "none":  # else a file of this name would be looked for
+        yield Finding(("edge", "keys"), f"must be 'none' in small letters, or a file, not {shown(keys)}.")
     seen: set[str] = set()
     for index, header in enumerate(fleet.edge.pass_headers):
         path = ("edge", "pass_headers", index)

@@ -15,7 +15,7 @@ from control.errors import FleetError, Problem
 from control.fleet.checks import check
 from control.fleet.messages import Finding, translate
 from control.fleet.schema import Fleet
-from control.fleet.source import KeyPath, Source, dotted, holds, parse, read
+from control.fleet.source import KeyPath, Source, dotted, holds, line_of, parse, read
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LoadedFleet:
 
     def line(self, *path: str | int) -> int:
         """The line (from 1) of a key, or of the nearest one above it that is written in the file."""
-        return _line(self.lines, path)
+        return line_of(self.lines, path)
 
     def file(self, written: str) -> Path:
         """The absolute path of a file that fleet.yaml names."""
@@ -49,14 +49,8 @@ def load(path: Path) -> LoadedFleet:
 
 
 def _problem(finding: Finding, source: Source, path: Path) -> Problem:
-    line = _line(source.lines, finding.path)
+    line = line_of(source.lines, finding.path)
     return Problem(path, line, dotted(finding.path), finding.message, finding.suggestion)
-
-
-def _line(lines: Mapping[KeyPath, int], path: KeyPath) -> int:
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path, 1)
 
 
 def _validate(source: Source, folder: Path) -> tuple[Fleet | None, list[Finding]]:

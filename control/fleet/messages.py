@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from control.fleet.schema import PATTERN_WORDS, Fleet
@@ -54,12 +55,15 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"Did you mean {match!r}?" if match else otherwise
 
 
-def translate(errors: list[ErrorDetails], data: Mapping[str, object]) -> list[Finding]:
-    """One finding for each place in ``data`` that pydantic complains of; the arms of a union become one sentence."""
+def translate(errors: list[ErrorDetails], data: Mapping[str, object], model: type[BaseModel] = Fleet) -> list[Finding]:
+    """One finding for each place in ``data`` that pydantic complains of; the arms of a union become one sentence.
+
+    ``model`` is what ``data`` should have been.
+    """
     grouped: dict[KeyPath, list[ErrorDetails]] = {}
     for error in errors:
         grouped.setdefault(_path_of(error, data), []).append(error)
-    return [_finding(path, group) for path, group in grouped.items()]
+    return [_finding(path, group, model) for path, group in grouped.items()]
 
 
 def _path_of(error: ErrorDetails, data: object) -> KeyPath:
@@ -76,13 +80,13 @@ def _path_of(error: ErrorDetails, data: object) -> KeyPath:
     return path
 
 
-def _finding(path: KeyPath, errors: list[ErrorDetails]) -> Finding:
+def _finding(path: KeyPath, errors: list[ErrorDetails], model: type[BaseModel]) -> Finding:
     error = errors[0]
     kind, value = error["type"], error.get("input")
     if error["loc"] and error["loc"][-1] == "[key]":
-        return Finding(path, f"this name is not allowed: it must be {_wanted(error, path)}.")
+        return Finding(path, f"this name is not allowed: it must be {_wanted(error, path, model)}.")
     if kind == "extra_forbidden":
-        known = _keys_at(path[:-1])
+        known = _keys_at(path[:-1], model)
         otherwise = f"Known here: {', '.join(known)}."
         return Finding(path, f"unknown key {shown(path[-1])}.", did_you_mean(str(path[-1]), known, otherwise))
     if kind == "missing":
@@ -93,10 +97,10 @@ def _finding(path: KeyPath, errors: list[ErrorDetails]) -> Finding:
         return Finding(path, f"{text}.", "Write a value, or remove the key." if text == "is empty" else "")
     if kind in ("too_short", "too_long", "string_too_long"):
         return Finding(path, _size(error))
-    wanted = " or ".join(dict.fromkeys(_wanted(error, path) for error in errors))
+    wanted = " or ".join(dict.fromkeys(_wanted(error, path, model) for error in errors))
     if value is None:
         return Finding(path, f"is empty, but must be {wanted}.", "Write a value, or remove the key.")
-    return Finding(path, f"must be {wanted}, not {shown(value)}.", _suggestion(path, kind, value))
+    return Finding(path, f"must be {wanted}, not {shown(value)}.", _suggestion(path, kind, value, model))
 
 
 def _size(error: ErrorDetails) -> str:
@@ -107,7 +111,7 @@ def _size(error: ErrorDetails) -> str:
     return f"is too long: at most {ctx.get('max_length')} {noun} are allowed."
 
 
-def _wanted(error: ErrorDetails, path: KeyPath) -> str:
+def _wanted(error: ErrorDetails, path: KeyPath, model: type[BaseModel]) -> str:
     """What should stand there, as it follows "must be"."""
     ctx = error.get("ctx", {})
     kind = error["type"]
@@ -118,34 +122,34 @@ def _wanted(error: ErrorDetails, path: KeyPath) -> str:
     if kind == "less_than_equal":
         return f"at most {ctx.get('le')}"
     if kind == "literal_error":
-        choices = [shown(choice) for choice in _choices_at(path)]
+        choices = [shown(choice) for choice in _choices_at(path, model)]
         return " or ".join(part for part in (", ".join(choices[:-1]), *choices[-1:]) if part)
     return _KINDS.get(kind) or f"something else ({error['msg']})"
 
 
-def _suggestion(path: KeyPath, kind: str, value: object) -> str:
+def _suggestion(path: KeyPath, kind: str, value: object, model: type[BaseModel]) -> str:
     if isinstance(value, str):
-        return did_you_mean(value, [choice for choice in _choices_at(path) if isinstance(choice, str)])
+        return did_you_mean(value, [choice for choice in _choices_at(path, model) if isinstance(choice, str)])
     if kind == "string_type" and not isinstance(value, dict | list):
         return f'Put it in quotes: "{shown(value)}".'
     return ""
 
 
 @cache
-def _schema() -> dict[str, Any]:
-    return Fleet.model_json_schema()
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()
 
 
-def _arms(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def _arms(schema: dict[str, Any], model: type[BaseModel] = Fleet) -> list[dict[str, Any]]:
     """The schema itself, or what it refers to, or the arms of its union."""
     if "$ref" in schema:
-        return _arms(_schema()["$defs"][schema["$ref"].rsplit("/", 1)[1]])
+        return _arms(_schema(model)["$defs"][schema["$ref"].rsplit("/", 1)[1]], model)
     arms = schema.get("anyOf", []) + schema.get("oneOf", [])
-    return [deep for arm in arms for deep in _arms(arm)] if arms else [schema]
+    return [deep for arm in arms for deep in _arms(arm, model)] if arms else [schema]
 
 
-def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:
-    found = _arms(_schema())
+def _schemas_at(path: KeyPath, model: type[BaseModel]) -> list[dict[str, Any]]:
+    found = _arms(_schema(model), model)
     for part in path:
         below: list[dict[str, Any]] = []
         for schema in found:
@@ -155,16 +159,16 @@ def _schemas_at(path: KeyPath) -> list[dict[str, Any]]:
                 below.append(schema["properties"][part])
             else:
                 below += schema.get("patternProperties", {}).values()
-        found = [arm for schema in below for arm in _arms(schema)]
+        found = [arm for schema in below for arm in _arms(schema, model)]
     return found
 
 
-def _keys_at(path: KeyPath) -> list[str]:
+def _keys_at(path: KeyPath, model: type[BaseModel]) -> list[str]:
     """The keys that may stand in the mapping at ``path``."""
-    return [key for schema in _schemas_at(path) for key in schema.get("properties", {})]
+    return [key for schema in _schemas_at(path, model) for key in schema.get("properties", {})]
 
 
-def _choices_at(path: KeyPath) -> list[object]:
+def _choices_at(path: KeyPath, model: type[BaseModel]) -> list[object]:
     """The fixed values that ``path`` may have, when it is a choice."""
-    found = _schemas_at(path)
+    found = _schemas_at(path, model)
     return [choice for schema in found for choice in schema.get("enum", [schema["const"]] if "const" in schema else [])]

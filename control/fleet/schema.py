@@ -214,13 +214,13 @@ class Edge(Strict):
     """The nginx process in the data path."""
 
     listen: ListenAddress = "127.0.0.1:8080"
-    """Where clients connect. Beyond this machine only with ``keys: none``."""
+    """Where clients connect. Beyond this machine only with ``keys``."""
     admin: ListenAddress = "127.0.0.1:9089"
     """State and metrics, with a token, for this machine only."""
     tls: Tls | None = None
     """Without it the edge speaks plain HTTP."""
-    keys: Literal["none"] | None = None
-    """``none``: clients need no API key, because the network is trusted."""
+    keys: FilePath | None = None
+    """A file with the hashes of clients' API keys; ``none``: they need no key, because the network is trusted."""
     workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
     """nginx worker processes; ``auto``: one per core."""
     worker_connections: Annotated[int, Field(ge=64, le=1_000_000)] = 16_384

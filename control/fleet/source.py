@@ -7,7 +7,7 @@ Everything that could grow is bounded here, before anything else looks at the da
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,19 @@ _PLAIN_WORDS = (
 )
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is read: its name and first key for messages, and how large it may be."""
+
+    name: str
+    first: str
+    max_bytes: int = MAX_BYTES
+    max_nodes: int = MAX_NODES
+
+
+FLEET = Kind("fleet.yaml", "'models:' with one model")
+
+
 @dataclass
 class Source:
     """What the file says. ``lines`` maps a key path to its line (from 1); ``()`` is the file itself.
@@ -74,20 +87,28 @@ def holds(place: object, part: str | int) -> bool:
     return isinstance(place, list) and isinstance(part, int) and 0 <= part < len(place)
 
 
-def read(path: Path) -> str:
-    """The text of the file. ``FleetError`` when there is none that could be a fleet.yaml."""
+def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int:
+    """The line (from 1) of a key, or of the nearest one above it that is written in the file."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
+
+
+def read(path: Path, kind: Kind = FLEET) -> str:
+    """The text of the file. ``FleetError`` when there is none that could be a fleet.yaml (or of another ``kind``)."""
     try:
         if path.exists() and not path.is_file():
-            raise _failure(path, "this is a folder or a device, not a file.", "Give the path of a fleet.yaml.")
+            raise _failure(path, "this is a folder or a device, not a file.", f"Give the path of a {kind.name}.")
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(kind.max_bytes + 1)
     except FileNotFoundError:
-        raise _failure(path, "there is no such file.", "Give the path of a fleet.yaml, or write one.") from None
+        raise _failure(path, "there is no such file.", f"Give the path of a {kind.name}, or write one.") from None
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise _failure(path, f"the file cannot be read: {reason}.", "Look at its path and permissions.") from None
-    if len(content) > MAX_BYTES:
-        raise _failure(path, "the file is larger than 1 MiB, which no fleet needs.", "Is it the right file?")
+    if len(content) > kind.max_bytes:
+        most = f"{kind.max_bytes // 1024**2} MiB"
+        raise _failure(path, f"the file is larger than {most}, which no {kind.name} needs.", "Is it the right file?")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -95,19 +116,25 @@ def read(path: Path) -> str:
         raise _failure(path, "the file is not UTF-8 text.", "Save it as UTF-8.", line) from None
 
 
-def parse(text: str, path: Path) -> Source:
+def parse(text: str, path: Path, kind: Kind = FLEET) -> Source:
     """The data in ``text``; ``path`` is for messages. Duplicate keys and wrong tags are collected as problems.
 
     ``FleetError`` when the text is no YAML or not a mapping.
     """
-    root = _compose(text, path)
+    return build(compose(text, path), path, kind)
+
+
+def build(root: Node | None, path: Path, kind: Kind = FLEET) -> Source:
+    """The data of a node tree that ``compose`` made. ``FleetError`` when it is not a mapping."""
     if root is None:
-        raise _failure(path, "the file is empty.", "It needs at least 'models:' with one model.")
+        raise _failure(path, "the file is empty.", f"It needs at least {kind.first}.")
     if not isinstance(root, MappingNode):
-        kind = "a list" if isinstance(root, SequenceNode) else "plain text"
-        reason = f"the file must be a mapping ('key: value' lines), not {kind}."
-        raise _failure(path, reason, "It begins with keys such as 'models:'.", root.start_mark.line + 1)
-    builder = _Builder(path)
+        found = "a list" if isinstance(root, SequenceNode) else "plain text"
+        reason = f"the file must be a mapping ('key: value' lines), not {found}."
+        raise _failure(
+            path, reason, f"It begins with keys such as {kind.first.partition(' ')[0]}.", root.start_mark.line + 1
+        )
+    builder = _Builder(path, kind.max_nodes)
     data = builder.mapping(root, ())
     return Source(data, builder.lines, builder.problems, builder.unread)
 
@@ -154,7 +181,7 @@ for _name, _pattern, _first in (
     _Composer.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})\\Z"), list(_first))
 
 
-def _compose(text: str, path: Path) -> Node | None:
+def compose(text: str, path: Path) -> Node | None:
     """The node tree; every way in which PyYAML can fail ends in a ``FleetError``."""
     strange = _STRANGE_BREAK.search(text)
     if strange is not None:
@@ -198,8 +225,9 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
 class _Builder:
     """Turns nodes into dict, list, str, int, float, bool and None, noting lines and problems on the way."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_nodes: int) -> None:
         self.path = path
+        self.max_nodes = max_nodes
         self.lines: dict[KeyPath, int] = {(): 1}
         self.problems: list[Problem] = []
         self.count = 0
@@ -219,7 +247,7 @@ class _Builder:
 
     def value(self, node: Node, path: KeyPath) -> object:
         self.count += 1
-        if self.count > MAX_NODES or len(path) > MAX_DEPTH or id(node) in self.open:
+        if self.count > self.max_nodes or len(path) > MAX_DEPTH or id(node) in self.open:
             line, column = node.start_mark.line + 1, node.start_mark.column + 1
             reason = "aliases ('*name') make this endless or too large."
             raise _failure(self.path, reason, "Write it out instead.", line, column)

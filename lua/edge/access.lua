@@ -4,20 +4,21 @@ local body = require "edge.body"
 local dispatch = require "edge.dispatch"
 local fit = require "edge.fit"
 local fleet = require "edge.fleet"
+local keys = require "edge.keys"
 local limits = require "edge.limits"
 local live = require "edge.live"
 local models = require "edge.models"
 local openai = require "edge.openai"
 local queue = require "edge.queue"
 local request = require "edge.request"
+local responses = require "edge.responses"
 local routes = require "edge.routes"
 local rules = require "edge.rules"
 local slots = require "edge.slots"
+local utf8 = require "edge.utf8"
 
 local ngx = ngx
 local get_method = ngx.req.get_method
-
-local responses = ngx.shared.edge_responses
 
 
 local _M = {}
@@ -34,10 +35,11 @@ local function preflight()
 end
 
 
--- The backend that made a stored response; with only one engine in the fleet that one.
+-- The backend that made a stored response; with only one engine in the fleet that one, unless a
+-- response belongs to somebody.
 local function response_backend(state, current, id)
-    local backend = current.backends[responses:get(id) or ""]
-    local only = #current.list == 1 and current.list[1]
+    local backend = current.backends[responses.backend(id, state.key) or ""]
+    local only = not state.key and #current.list == 1 and current.list[1]
     if not backend and only and #only.backends == 1 then
         backend = only.backends[1]
     end
@@ -48,11 +50,16 @@ local function response_backend(state, current, id)
 end
 
 
+local function unknown_response(id)
+    return 404, "response_not_found", "No response '" .. utf8.clip(id, 128)
+        .. "' is known here. Responses are kept by the engine that made them, for an hour at most."
+end
+
+
 local function to_response(state, current, id)
     local backend = response_backend(state, current, id)
     if not backend then
-        return openai.refuse(state, 404, "response_not_found", "No response '" .. id
-            .. "' is known here. Responses are kept by the engine that made them, for an hour at most.")
+        return openai.refuse(state, unknown_response(id))
     end
     if not backend.address then
         return openai.refuse(state, queue.refusal(state, "none"))
@@ -69,13 +76,19 @@ end
 
 
 -- The engine that made the response which this request continues: it alone has the conversation.
+-- False when that is another key's.
 local function pin(state, current)
-    local backend = state.previous and current.backends[responses:get(state.previous) or ""]
+    local id = state.previous and responses.backend(state.previous, state.key)
+    if state.previous and not id and state.key and state.route.makes_responses then
+        return false
+    end
+    local backend = current.backends[id or ""]
     if backend and backend.model == state.model.id and backend.address
         and rules.sees(state.rule, current, backend)
     then
         state.pinned = backend.id
     end
+    return true
 end
 
 
@@ -87,12 +100,20 @@ local function to_model(state, current)
     if not ok then
         return openai.refuse(state, status, code, message, more)
     end
+    ok, status, code, message, more = keys.check_model(state)
+    if not ok then
+        request.forget(state)
+        return openai.refuse(state, status, code, message, more)
+    end
+    if not pin(state, current) then
+        request.forget(state)
+        return openai.refuse(state, unknown_response(state.previous))
+    end
     ok, status, code, message, more = limits.admit(state)
     if not ok then
         request.forget(state)
         return openai.refuse(state, status, code, message, more)
     end
-    pin(state, current)
     local backend
     backend, status, code, message, more = queue.take(state)
     if not backend then
@@ -131,6 +152,12 @@ function _M.run()
             { retry_after = 1 })
     end
 
+    if current.keys then
+        local ok, status, code, message, more = keys.admit(state)
+        if not ok then
+            return openai.refuse(state, status, code, message, more)
+        end
+    end
     local kind = route.kind
     if kind == "json" or kind == "multipart" then
         return to_model(state, current)

@@ -54,7 +54,8 @@ end
 -- `state` is the request's table, `facts` what the log phase worked out.
 function _M.line(state, facts)
     local model, backend, route = state.model, state.backend, state.route
-    return '"key":null,"model":' .. name(model and model.id)
+    return '"key":' .. name(state.key and state.key.name)
+        .. ',"model":' .. name(model and model.id)
         .. ',"fallback_from":' .. name(state.asked and state.asked.id)
         .. ',"backend":' .. name(backend and backend.id)
         .. ',"path":' .. (route and name(route.path) or raw_path())

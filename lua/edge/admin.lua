@@ -6,6 +6,7 @@ local engine_state = require "edge.engine_state"
 local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local gauges = require "edge.gauges"
+local keys = require "edge.keys"
 local leaving = require "edge.leaving"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
@@ -131,6 +132,7 @@ local function get_state()
     end
     return reply(200, '{"generation":' .. cjson.encode(workers.generation())
         .. ',"fleet_version":' .. current.version
+        .. ',"keys_version":' .. keys.version()
         .. ',"workers":' .. array(workers.list(), cjson.encode)
         .. ',"models":' .. array(current.list, describe_model)
         .. ',"backends":' .. array(backends, function(backend)
@@ -148,14 +150,15 @@ local function get_metrics()
 end
 
 
-local function put_fleet()
+-- Gives the body to `put`, which takes it or says why not.
+local function take(put)
     ngx.req.read_body()
     local text, err = body.text()
     if not text then
         return fail(500, err)
     end
     local version
-    version, err = fleet.put(text)
+    version, err = put(text)
     if not version then
         return fail(400, err)
     end
@@ -224,7 +227,8 @@ end
 local CALLS = {
     ["GET /state"] = get_state,
     ["GET /metrics"] = get_metrics,
-    ["PUT /fleet"] = put_fleet,
+    ["PUT /fleet"] = function() return take(fleet.put) end,
+    ["PUT /keys"] = function() return take(keys.put) end,
     ["GET /requests"] = get_requests,
 }
 -- Calls with an id in their address: method, pattern, what it does.

@@ -69,7 +69,8 @@ function _M.check_key(backend)
 end
 
 
--- Takes a new fleet.json. Returns its version, or nil and the reason; then nothing has changed.
+-- Takes a new fleet.json. Returns its version and whether it asks for API keys, or nil and the reason;
+-- then nothing has changed.
 function _M.put(text)
     local problem = fleet_check.check(text)
     if problem then
@@ -93,12 +94,12 @@ function _M.put(text)
     leaving.note(before, built)
     dict:incr(FLEET_TICK, 1, 0)
     _M.touch()
-    return built.version
+    return built.version, built.keys
 end
 
 
 -- In the master, at start and at every reload: conf/fleet.json is the truth, no control plane is
--- needed.
+-- needed. Returns whether it asks for API keys.
 function _M.init()
     local path = config_prefix() .. "conf/fleet.json"
     local file, err = io.open(path, "r")
@@ -108,11 +109,11 @@ function _M.init()
     local text = file:read("*a")
     file:close()
 
-    local version
-    version, err = _M.put(text)
+    local version, asks = _M.put(text)
     if not version then
-        error(path .. ": " .. err)
+        error(path .. ": " .. asks)
     end
+    return asks
 end
 
 

@@ -217,6 +217,7 @@ function _M.build(text)
         timers = given.timers ~= false,
         dns = parse_dns(given.dns or {}),
         probe = build_probe(given.probe or {}),
+        keys = given.keys or false,
         default_model = given.default_model,
         count_usage = given.count_usage or false,
         names = given.names,

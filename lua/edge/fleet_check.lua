@@ -128,6 +128,9 @@ function _M.check(text)
     if given.count_usage ~= nil and type(given.count_usage) ~= "boolean" then
         return "count_usage is not true or false"
     end
+    if given.keys ~= nil and type(given.keys) ~= "boolean" then
+        return "keys is neither true nor false"
+    end
     for id, backend in pairs(given.backends) do
         local problem = check_backend(id, backend, given.models)
         if problem then

@@ -10,6 +10,7 @@ local failure = require "edge.failure"
 local fleet = require "edge.fleet"
 local gauges = require "edge.gauges"
 local janitor = require "edge.janitor"
+local keys = require "edge.keys"
 local live = require "edge.live"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
@@ -34,7 +35,7 @@ function _M.init(options)
     live.init(options.connections)
     gauges.init(options.version)
     workers.init()
-    fleet.init()
+    keys.init(fleet.init())
     budgets.init()
     admin.init()
 end

@@ -40,6 +40,7 @@ function _M.begin()
         route = false,
         rule = false,        -- the rule that it falls under
         path = false,        -- without what that rule takes off its front; false: as it came
+        key = false,         -- whose request it is (keys.json); false when no keys are asked for
         model = false,
         asked = false,       -- the model that was asked for, when a fallback model serves instead
         name = false,        -- the name that the client sent, or its rule's

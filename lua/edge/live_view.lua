@@ -79,6 +79,7 @@ local function publish(asked)
         local state = list[i]
         parts[i] = cjson.encode({
             id = state.id or "",
+            key = state.key and state.key.name or cjson.null,
             model = state.model and state.model.id or cjson.null,
             backend = state.backend and state.backend.id or cjson.null,
             state = state_of(state),

@@ -2,6 +2,7 @@
 -- engine is asked now.
 
 local json_scan = require "edge.json_scan"
+local key_table = require "edge.key_table"
 local openai = require "edge.openai"
 local request = require "edge.request"
 local rules = require "edge.rules"
@@ -50,9 +51,11 @@ local function names_of(model, scope)
 end
 
 
--- What a request may see of a model: nil when its rule has another one, or a pool without it.
+-- What a request may see of a model: nil when its key may not use it, when its rule has another one, or
+-- a pool without it.
 local function visible(state, fleet, model)
-    return rules.names(state.rule, fleet, model) and rules.scope(model, state.rule) or nil
+    return key_table.allows(state.key, model) and rules.names(state.rule, fleet, model)
+        and rules.scope(model, state.rule) or nil
 end
 
 

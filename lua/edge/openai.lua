@@ -48,7 +48,7 @@ end
 
 
 -- Ends the request with an error of the edge's own. `more`: param, retry_after (seconds), allow,
--- no_retry.
+-- authenticate, no_retry.
 function _M.refuse(state, status, code, message, more)
     if state then
         state.error = code
@@ -61,6 +61,7 @@ function _M.refuse(state, status, code, message, more)
     if more then
         header["Retry-After"] = more.retry_after
         header["Allow"] = more.allow
+        header["WWW-Authenticate"] = more.authenticate
         -- The official clients retry 5xx by themselves; here that would run a long generation
         -- again.
         header["x-should-retry"] = more.no_retry and "false" or nil

@@ -3,6 +3,7 @@
 
 local body = require "edge.body"
 local json_scan = require "edge.json_scan"
+local key_table = require "edge.key_table"
 local multipart = require "edge.multipart"
 local rules = require "edge.rules"
 local traits = require "edge.traits"
@@ -43,7 +44,8 @@ local nested_starts_cache, nested_stops_cache = {}, {}
 local function known_names(state, fleet)
     local names, n = {}, 0
     for name, model in pairs(fleet.names) do
-        if rules.scope(fleet.models[model], state.rule) then
+        local its = fleet.models[model]
+        if key_table.allows(state.key, its) and rules.scope(its, state.rule) then
             n = n + 1
             names[n] = name
         end

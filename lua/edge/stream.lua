@@ -10,6 +10,7 @@ local live = require "edge.live"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
 local queue = require "edge.queue"
+local responses = require "edge.responses"
 local usage_filter = require "edge.usage_filter"
 
 local C = ffi.C
@@ -19,10 +20,6 @@ local now = ngx.now
 local find = string.find
 local match = string.match
 local sub = string.sub
-local log = ngx.log
-local ERR = ngx.ERR
-
-local responses = ngx.shared.edge_responses
 
 ffi.cdef [[ void *memmem(const void *hay, size_t hay_size, const void *needle, size_t needle_size); ]]
 
@@ -40,7 +37,6 @@ local MARK_SIZE = #MARK
 local NGX_ERROR = ngx.ERROR
 -- An event longer than this that is split over reads is searched only in its last part.
 local CARRY = 4096
-local RESPONSE_TTL = 3600
 
 local data_p = ffi.new("unsigned char *[1]")
 local size_p = ffi.new("size_t[1]")
@@ -56,10 +52,7 @@ local function note_response(state, text)
         return
     end
     state.makes = false
-    local ok, err = responses:set(id, state.backend.id, RESPONSE_TTL)
-    if not ok then
-        log(ERR, "edge: stream: could not remember a response: ", err)
-    end
+    responses.remember(id, state.backend, state.key)
 end
 
 

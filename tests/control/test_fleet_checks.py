@@ -15,7 +15,10 @@ from tests.support.fleet_yaml import FULL, changed, make_files, problems_of
 
 OWN = ("models", "org/own:1")
 RENTED = ("models", "rented", "backends")
-KEYS_HINT = "If the network is trusted, say so with 'keys: none' under edge; else listen on 127.0.0.1."
+KEYS_HINT = (
+    "Ask for keys with 'keys: keys.yaml' under edge (`signalbox keys create NAME` makes the first), or say "
+    "'keys: none' if the network is trusted; else listen on 127.0.0.1."
+)
 
 
 def command(*words: str) -> dict[str, Any]:

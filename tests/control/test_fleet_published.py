@@ -93,7 +93,7 @@ def test_the_schema_accepts_what_load_accepts() -> None:
         (("edge", "max_body"), 0),
         (("edge", "timeouts", "body"), 60),
         (("edge", "timeouts", "body"), "60"),
-        (("edge", "keys"), "keys.yaml"),
+        (("edge", "keys"), "keys.yaml;"),
         (("models", "a;b"), FULL["models"]["rented"]),
         (("models", "rented", "backends"), []),
         (("models", "packaged", "source", "gguf"), "../x.gguf"),

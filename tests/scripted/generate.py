@@ -202,7 +202,8 @@ async def responses(call: Call) -> None:
         raise Fault(400, "1 validation error:\n  {'type': 'missing', 'loc': 'body.input'}", "Bad Request", "body.input")
     job = Job(call, ("max_output_tokens",))
     value: dict[str, Any] = {
-        "id": f"resp_{uuid.uuid4().hex[:16]}", "created_at": job.created, "incomplete_details": None,
+        "id": call.json.get("request_id") or f"resp_{uuid.uuid4().hex[:16]}",  # as in vLLM, a client may choose it
+        "created_at": job.created, "incomplete_details": None,
         "instructions": None, "metadata": None, "model": job.model, "object": "response", "output": [],
         "parallel_tool_calls": True, "temperature": 0.0, "tool_choice": "none", "tools": [], "top_p": 1.0,
         "background": bool(call.json.get("background")), "status": "in_progress", "usage": None,

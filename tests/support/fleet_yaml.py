@@ -24,7 +24,7 @@ FULL: dict[str, Any] = {
             "key": "certs/edge.key",
             "others": [{"names": ["*.example.org"], "certificate": "certs/chat.pem", "key": "certs/chat.key"}],
         },
-        "keys": "none",
+        "keys": "keys.yaml",
         "workers": "auto",
         "worker_connections": 1024,
         "max_body": "64m",
