@@ -284,9 +284,10 @@ def curl_command(loaded: LoadedFleet) -> str:
     question = "What is the capital of France?"
     body = {"model": model, "stream": True, "temperature": 0, "messages": [{"role": "user", "content": question}]}
     insecure = ["--insecure"] if edge.tls else []
+    key = ' -H "Authorization: Bearer $KEY"' if edge.keys not in (None, "none") else ""
     url = f"{Address(edge.listen, edge.tls is not None).url}/v1/chat/completions"
     head = shlex.join(["curl", "--no-buffer", *insecure, url, "-H", "Content-Type: application/json"])
-    return f"{head} \\\n    -d {shlex.quote(json.dumps(body))}"
+    return f"{head}{key} \\\n    -d {shlex.quote(json.dumps(body))}"
 
 
 def _say_what_next(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from control.fleet.schema import PATTERN_WORDS, Identifier, ModelName, Strict
+from control.fleet.schema import PATTERN_WORDS, Identifier, Limits, ModelName, Strict
 
 _HASH = r"^sha256:[0-9a-f]{64}$"
 _ENDS = r"^[A-Za-z0-9_-]{4}$"
@@ -18,7 +18,6 @@ PATTERN_WORDS[_HASH] = "sha256: and 64 hexadecimal digits"
 PATTERN_WORDS[_ENDS] = "the last four characters of the key, in quotes"
 
 KeyHash = Annotated[str, Field(pattern=_HASH)]
-Count = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 
 _MOMENT = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2})?)(Z|[+-]\d{2}:\d{2})?)?")
 
@@ -65,22 +64,10 @@ def _seconds(match: re.Match[str]) -> int:
     return int(datetime.fromisoformat(f"{day}T{time}{zone or 'Z'}").timestamp())
 
 
-class Budget(Strict):
-    """What may be asked for, in all or of one model."""
+class KeyLimits(Limits):
+    """Limits of one key: in all, and of single models."""
 
-    requests_per_minute: Count | None = None
-    tokens_per_minute: Count | None = None
-    concurrent: Count | None = None
-    """Requests at the same time."""
-    tokens_per_day: Count | None = None
-    tokens_per_month: Count | None = None
-
-
-class Limits(Budget):
-    """Limits of one key; what is absent has none."""
-
-    models: dict[ModelName, Budget] = Field(default_factory=dict, max_length=1000)
-    """More of them for single models."""
+    models: dict[ModelName, Limits] = Field(default_factory=dict, max_length=1000)
 
 
 class Previous(Strict):
@@ -100,7 +87,7 @@ class Key(Strict):
     """What it may use; without it everything."""
     priority: Literal["normal", "high", "low"] = "normal"
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     expires: Moment | None = None
     enabled: bool = True
     previous: Previous | None = None
