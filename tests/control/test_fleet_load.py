@@ -48,7 +48,7 @@ def test_lines_of_keys_and_of_what_is_not_written(tmp_path: Path) -> None:
         (("models", "m", "routing"), {"policy": "round-robin"}, "'random_two' or 'round_robin', not"),
         (("models", "m", "routing"), {"policy": "round-robin"}, "Did you mean 'round_robin'?"),
         (("edge", "log"), {"level": "warning"}, "Did you mean 'warn'?"),
-        (("edge", "keys"), True, "edge.keys: must be a path of at most 1024 characters"),
+        (("edge", "keys"), "keys;yaml", "edge.keys: must be a path of at most 1024 characters"),
         (("edge", "workers"), "many", "edge.workers: must be a whole number or 'auto', not 'many'."),
         (("edge", "workers"), 0, "edge.workers: must be at least 1 or 'auto', not 0."),
         (("edge", "workers"), True, "must be a whole number or 'auto', not true."),
