@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import chaos, dns, hung
+from tests.balancing import chaos, comparison, dns, hung, speed
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
     "chaos": chaos.proof,
     "hung": hung.proof,
     "dns": dns.proof,
+    "speed": speed.proof,
 }
-CHAPTER = Chapter("balancing", PROOFS)
+CHAPTER = Chapter("balancing", PROOFS, also={comparison.DOCUMENT: comparison.filled})
 
 if __name__ == "__main__":
     sys.exit(CHAPTER.main())
