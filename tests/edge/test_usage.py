@@ -171,6 +171,13 @@ def test_the_event_is_taken_out_wherever_reads_end(counting: Alphabet, crlf: boo
     assert tokens(counting.edge, f"bytes-{crlf}") == (14, 4)
 
 
+def test_other_servers_write_json_with_spaces(counting: Alphabet) -> None:
+    usage = 'data: {"choices": [], "usage": {"prompt_tokens": 14, "completion_tokens": 4}}\n\n'
+    body = body_for(CHAT, scripted={"raw": TEXT + usage + DONE})
+    assert ask(counting.edge.port, CHAT, body, "spaces") == (TEXT + DONE).encode()
+    assert tokens(counting.edge, "spaces") == (14, 4)
+
+
 def test_a_stream_with_a_length_loses_it(counting: Alphabet) -> None:
     raw = TEXT + USAGE + DONE
     script = {"raw": raw, "content_length": True}
