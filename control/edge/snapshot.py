@@ -97,6 +97,7 @@ def _model(fleet: Fleet, name: str, backends: Sequence[ResolvedBackend]) -> dict
         "read_ms": int(settings.timeouts.read),
         "max_waiting": settings.queue.max_waiting,
         "wait_ms": int(settings.queue.timeout),
+        **({} if settings.queue.kv_budget else {"kv_budget": False}),
         "names": [name, *settings.aliases],
         "loras": list(settings.loras),
         **fallback,

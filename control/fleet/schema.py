@@ -334,6 +334,8 @@ class Queue(Strict):
     """How many may wait; more are refused at once."""
     timeout: Milliseconds = Milliseconds(60_000)
     """How long each may wait."""
+    kv_budget: bool = True
+    """Whether a backend gets no more than its KV cache holds, by estimated tokens, so that it need not preempt."""
 
 
 class Limits(Strict):

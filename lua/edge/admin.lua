@@ -80,6 +80,7 @@ end
 local function describe_backend(backend, requests)
     local state, reason, since = states.shown(backend)
     local running, waiting, kv_usage = states.load(backend)
+    local _, kv_size = states.kv(backend)
     return '{"id":' .. cjson.encode(backend.id)
         .. ',"model":' .. cjson.encode(backend.model)
         .. ',"address":' .. cjson.encode(backend.host .. ":" .. backend.port)
@@ -92,6 +93,8 @@ local function describe_backend(backend, requests)
         .. ',"running":' .. (running or "null")
         .. ',"waiting":' .. (waiting or "null")
         .. ',"kv_usage":' .. (kv_usage or "null")
+        .. ',"kv_tokens":' .. (kv_size or "null")
+        .. ',"kv_in_flight":' .. slots.in_flight(backend.kv)
         .. ',"requests":' .. (requests[backend.id] or 0)
         .. ',"reported":' .. array(states.reported(backend).names, cjson.encode) .. "}"
 end

@@ -18,6 +18,9 @@ local SHARE = 0.05
 local NEWS = 0.03
 -- Of an answer at most this many tokens are reserved; what it takes beyond is charged when it ends.
 local ANSWER_CAP = 4096
+-- In the KV cache: so many times the usual answer, or this much more than the usual part of max_tokens.
+local MORE = 2
+local PART_MARGIN = 0.25
 
 
 local _M = {
@@ -34,6 +37,7 @@ local function learned(model)
         known = {
             bytes = dict:get("bytes/" .. model.id) or BYTES_PER_TOKEN,
             answer = dict:get("answer/" .. model.id) or ANSWER,
+            part = dict:get("part/" .. model.id) or 1,
         }
         learned_cache[model.id] = known
     end
@@ -71,6 +75,22 @@ function _M.answers(state)
 end
 
 
+-- Tokens that a request will take in the KV cache: the prompt, and the answers as long as they usually
+-- get. Most clients allow far more than they use.
+function _M.cache(state)
+    local prompt = _M.prompt(state)
+    if not state.route.generates then
+        return prompt
+    end
+    local known = learned(state.model)
+    local limit = state.max_tokens
+    local each = limit and limit * min(1, known.part + PART_MARGIN) or MORE * known.answer
+    local tokens = prompt + ceil(each) * state.weight
+    local longest = state.model.longest
+    return longest and min(tokens, longest * state.weight) or tokens
+end
+
+
 -- Learns from what an engine has counted for a request.
 function _M.learn(state, prompt_tokens, completion_tokens)
     local model = state.model
@@ -79,9 +99,17 @@ function _M.learn(state, prompt_tokens, completion_tokens)
         known.bytes = known.bytes + SHARE * (state.body_size / prompt_tokens - known.bytes)
         share("bytes/" .. model.id, known.bytes)
     end
-    if completion_tokens and not state.max_tokens then
-        known.answer = known.answer + SHARE * (completion_tokens / state.weight - known.answer)
+    if not completion_tokens then
+        return
+    end
+    local each, limit = completion_tokens / state.weight, state.max_tokens
+    if not limit then
+        known.answer = known.answer + SHARE * (each - known.answer)
         share("answer/" .. model.id, known.answer)
+
+    elseif limit > 0 then
+        known.part = known.part + SHARE * (min(1, each / limit) - known.part)
+        share("part/" .. model.id, known.part)
     end
 end
 

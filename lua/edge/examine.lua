@@ -113,7 +113,9 @@ function _M.metrics(backend, engine, settings, interval)
         local sample = promread.read(body)
         sample.ours = max(before, slots.in_flight(backend))
         engine_state.measured(engine, sample, now())
-        states.measured(backend, sample, 3 * interval + settings.answer)
+        if states.measured(backend, sample, 3 * interval + settings.answer) then
+            fleet.touch()
+        end
 
     else
         engine_state.unmeasured(engine)

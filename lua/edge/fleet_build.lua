@@ -100,6 +100,13 @@ function _M.address(given)
 end
 
 
+local function build_count(id, limit)
+    local counted = { limit = limit }
+    slots.name(counted, id)
+    return counted
+end
+
+
 local function build_backend(id, given)
     local served = {}
     for _, name in ipairs(given.served) do
@@ -121,6 +128,7 @@ local function build_backend(id, given)
         key_file = given.key_file,
         key_env = given.key_env,
         limit = given.limit,
+        kv = build_count("kv/" .. id),  -- estimated tokens in its KV cache; limited once its size is known
         weight = given.weight or 1,
         tier = given.tier or 1,
         pool = given.pool,
@@ -136,13 +144,6 @@ local function build_backend(id, given)
     local key = _M.read_key(backend)
     backend.authorization = key and "Bearer " .. key or nil
     return backend
-end
-
-
-local function build_count(id, limit)
-    local counted = { limit = limit }
-    slots.name(counted, id)
-    return counted
 end
 
 
@@ -179,7 +180,7 @@ local function add_backends(model, ids, fleet)
         local backend = fleet.backends[id]
         model.backends[i] = backend
         model.by_tag[backend.tag] = backend
-        model.limited = model.limited or backend.limit ~= nil
+        model.bounded = model.bounded or backend.limit ~= nil
         place[backend] = i
     end
     sort(model.backends, function(a, b)
@@ -195,14 +196,15 @@ local function add_pools(model, given)
         local pool = name and model.pools[name]
         if name and not pool then
             pool = {
-                backends = {}, ready = {}, limited = false, waiting = build_waiting(model.id, given, name),
+                backends = {}, ready = {}, limited = false, bounded = false,
+                waiting = build_waiting(model.id, given, name),
             }
             model.pools[name] = pool
             model.waits[#model.waits + 1] = pool.waiting
         end
         if pool then
             pool.backends[#pool.backends + 1] = backend
-            pool.limited = pool.limited or backend.limit ~= nil
+            pool.bounded = pool.bounded or backend.limit ~= nil
         end
     end
 end
@@ -239,7 +241,9 @@ function _M.build(text)
             read = model.read_ms / 1000,
             wait = model.wait_ms / 1000,
             waiting = build_waiting(id, model),
-            limited = false,
+            limited = false,     -- whether requests may have to wait: states.refresh_loads says
+            bounded = false,     -- whether a backend has a limit of its own
+            kv_budget = model.kv_budget ~= false,
             names = model.names,
             loras = model.loras or {},
             fallback = model.fallback,

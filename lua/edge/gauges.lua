@@ -79,6 +79,12 @@ local function write_slots(out, current)
     write_backends(out, current, "signalbox_backend_limit", "gauge",
                    "Sequences that a backend may have in flight; absent where there is no limit.",
                    function(backend) return backend.limit end)
+    write_backends(out, current, "signalbox_kv_in_flight_tokens", "gauge",
+                   "Estimated tokens in flight by backend.",
+                   function(backend) return slots.in_flight(backend.kv) end)
+    write_backends(out, current, "signalbox_kv_budget_tokens", "gauge",
+                   "Estimated tokens that a backend may have in flight; absent while unknown.",
+                   function(backend) return backend.kv.limit end)
 end
 
 

@@ -23,11 +23,19 @@ local turn_cache
 
 
 -- The score of a candidate once it has the request; infinite when it has no room.
-local function judge(backend, load, weight)
-    if not fits(load, weight, backend.limit) then
+local function judge(backend, load, state)
+    local weight, kv = state.weight, backend.kv
+    if not fits(load, weight, backend.limit)
+        or kv.limit and not fits(slots.in_flight(kv), state.kv_tokens, kv.limit)
+    then
         return huge
     end
     return score_of(load, weight, backend.weight, backend.waiting_others, backend.kv_usage)
+end
+
+
+local function has_room(backend, state)
+    return slots.has_room(backend, state.weight) and slots.has_room(backend.kv, state.kv_tokens)
 end
 
 
@@ -35,7 +43,7 @@ end
 local function least_loaded(state, candidates, n)
     local loads = slots.loads(candidates, n, loads_cache)
     for i = 1, n do
-        scores_cache[i] = judge(candidates[i], loads[i], state.weight)
+        scores_cache[i] = judge(candidates[i], loads[i], state)
     end
     turn_cache = (turn_cache or ngx.worker.pid()) + 1
     local index = policy.least_loaded(scores_cache, n, turn_cache)
@@ -62,7 +70,7 @@ local function round_robin(state, candidates, n)
     local turn = dict:incr(key, 1, 0) or 0
     local index = policy.round_robin(weights_cache, n, total, turn)
     for _ = 1, n do
-        if slots.has_room(candidates[index], state.weight) then
+        if has_room(candidates[index], state) then
             return index
         end
         index = index % n + 1
@@ -76,8 +84,8 @@ local function random_two(state, candidates, n)
     end
     local first, second = policy.random_two(n, random(), random())
     local one, two = candidates[first], candidates[second]
-    local score_1 = judge(one, slots.in_flight(one), state.weight)
-    local score_2 = judge(two, slots.in_flight(two), state.weight)
+    local score_1 = judge(one, slots.in_flight(one), state)
+    local score_2 = judge(two, slots.in_flight(two), state)
     if score_1 == huge and score_2 == huge then
         return least_loaded(state, candidates, n)
     end

@@ -29,6 +29,9 @@ local WANTED = {
     -- A histogram with one observation per scheduler step: it moves during a long prefill too.
     ["vllm:iteration_tokens_total_count"] = { "iterations", 1 },
 }
+-- Its labels are what it says; one per engine of a server.
+local CACHE_INFO = "vllm:cache_config_info"
+local CACHE_RULE = { "kv_tokens", 1 }
 local SPACE, BRACE = 32, 123
 
 
@@ -60,9 +63,22 @@ local function take(found, rule, value)
 end
 
 
--- Table with running, waiting, kv_usage (0..1), prefix_queries, prefix_hits, prompt_tokens,
--- generation_tokens, iterations, and `tokens`: the sum of the last three that are there, which
--- rises whenever the engine gets on.
+-- The size of the KV cache in tokens, from the labels of vllm:cache_config_info: newer versions say it,
+-- older ones say how many blocks there are; nil when the line says neither.
+local function cache_size(line)
+    local tokens = tonumber(match(line, '[{,]kv_cache_size_tokens="(%d+)"'))
+    if tokens then
+        return tokens
+    end
+    local blocks = tonumber(match(line, '[{,]num_gpu_blocks="(%d+)"'))
+    local block = tonumber(match(line, '[{,]block_size="(%d+)"'))
+    return blocks and block and blocks * block
+end
+
+
+-- Table with running, waiting, kv_usage (0..1), kv_tokens (the size of the KV cache), prefix_queries,
+-- prefix_hits, prompt_tokens, generation_tokens, iterations, and `tokens`: the sum of the last three
+-- that are there, which rises whenever the engine gets on.
 function _M.read(text)
     local found, lines = {}, 0
     local at, size = 1, #text
@@ -76,8 +92,15 @@ function _M.read(text)
                 name_end = name_end + 1
                 c = byte(text, name_end)
             end
-            local rule = WANTED[sub(text, at, name_end - 1)]
-            local value = rule and value_of(sub(text, name_end, stop - 1), 1)
+            local name = sub(text, at, name_end - 1)
+            local rule = WANTED[name]
+            local value
+            if rule then
+                value = value_of(sub(text, name_end, stop - 1), 1)
+
+            elseif name == CACHE_INFO then
+                rule, value = CACHE_RULE, cache_size(sub(text, name_end, stop - 1))
+            end
             -- NaN, infinity and what is below zero are no measurements.
             if value and value >= 0 and value < 1e18 then
                 take(found, rule, value)

@@ -5,6 +5,7 @@
 -- of a line and class looks whether it is its turn: every 2 ms, and at once when this worker frees a
 -- slot. Those behind it sleep until it wakes them. No timers: a draining worker has none.
 
+local estimate = require "edge.estimate"
 local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local lines = require "edge.lines"
@@ -44,10 +45,27 @@ local function choose(state)
     for i = 1, scope and scope.ready_count or 0 do
         local backend = scope.ready[i]
         if backend.id == state.pinned then
-            return slots.has_room(backend, state.weight) and backend or nil, "full"
+            local room = slots.has_room(backend, state.weight) and slots.has_room(backend.kv, state.kv_tokens)
+            return room and backend or nil, "full"
         end
     end
     return nil, "none"
+end
+
+
+-- Takes the slot of a backend, and its part of the engine's KV cache.
+local function take(state, backend)
+    if not slots.take(backend, state.weight) then
+        return false
+    end
+    local tokens = state.kv_tokens
+    if backend.kv.limit and not slots.take(backend.kv, tokens) then
+        slots.release(backend, state.weight)
+        return false
+    end
+    state.slot = backend
+    state.kv = backend.kv.limit and backend.kv or false
+    return true
 end
 
 
@@ -58,8 +76,7 @@ local function try(state)
         if not backend then
             return nil, reason
         end
-        if slots.take(backend, state.weight) then
-            state.slot = backend
+        if take(state, backend) then
             return backend
         end
     end
@@ -171,6 +188,9 @@ local function take_one(state)
     if not scope then
         return nil, "none"  -- the pool has gone since the request came
     end
+    if scope.limited then
+        state.kv_tokens = estimate.cache(state)
+    end
     local backend, reason = nil, "full"
     if not scope.limited or slots.in_flight(scope.waiting) == 0 then
         backend, reason = try(state)
@@ -261,6 +281,10 @@ function _M.release(state)
     end
     state.slot = false
     slots.release(backend, state.weight)
+    if state.kv then
+        slots.release(state.kv, state.kv_tokens)
+        state.kv = false
+    end
     local model = state.model
     if model.limited and _M.length(model) > 0 then
         lines.announce(model.id)

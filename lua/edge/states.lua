@@ -3,6 +3,8 @@
 
 local cjson = require "cjson.safe"
 local engine_state = require "edge.engine_state"
+local kv = require "edge.kv"
+local slots = require "edge.slots"
 local policy = require "edge.policy"
 
 local ipairs = ipairs
@@ -149,8 +151,16 @@ function _M.facts(scope)
 end
 
 
+-- The part of estimated tokens that an engine really uses, and the size of its KV cache in tokens; nil
+-- while they are not known.
+function _M.kv(backend)
+    local size, part = match(dict:get("kv:" .. backend.state_key) or "", "^(%S+) (%S+)$")
+    return tonumber(part), tonumber(size)
+end
+
+
 -- The engine's own numbers; each is nil while it is not known. Kept for `ttl` seconds: an old
--- number is no number.
+-- number is no number. True when the size of its KV cache is another one than before.
 function _M.measured(backend, sample, ttl)
     local function text(name)
         return sample[name] or "-"
@@ -159,9 +169,18 @@ function _M.measured(backend, sample, ttl)
     if sample.running and sample.waiting then
         others = waiting_of_others(sample.running, sample.waiting, sample.ours)
     end
+    local resized = false
+    if sample.kv_tokens and sample.kv_tokens > 0 then
+        local part, size = _M.kv(backend)
+        resized = size ~= sample.kv_tokens
+        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, slots.in_flight(backend.kv))
+        -- It is the engine's as long as it runs: no time to live.
+        set("kv:" .. backend.state_key, sample.kv_tokens .. " " .. part)
+    end
     set("load:" .. backend.state_key, text("running") .. " " .. text("waiting") .. " "
         .. text("kv_usage") .. " " .. text("prefix_queries") .. " " .. text("prefix_hits") .. " "
         .. others, ttl)
+    return resized
 end
 
 
@@ -236,11 +255,37 @@ function _M.refresh(fleet)
 end
 
 
+local function has_budget(scope)
+    for _, backend in ipairs(scope.backends) do
+        if backend.kv.limit then
+            return true
+        end
+    end
+    return false
+end
+
+
+-- How much each engine's KV cache may hold of what was estimated, and whether requests may have to wait.
+local function refresh_budgets(model)
+    for _, backend in ipairs(model.backends) do
+        local part, size = _M.kv(backend)
+        backend.kv.limit = model.kv_budget and size and kv.budget(size, part) or nil
+    end
+    model.limited = model.bounded or has_budget(model)
+end
+
+
 -- The engines' own numbers into the tables of a fleet.
 function _M.refresh_loads(fleet)
     for _, backend in pairs(fleet.backends) do
         local _, _, kv_usage, _, _, waiting_others = _M.load(backend)
         backend.kv_usage, backend.waiting_others = kv_usage, waiting_others
+    end
+    for _, model in pairs(fleet.models) do
+        refresh_budgets(model)
+        for _, pool in pairs(model.pools) do
+            pool.limited = pool.bounded or has_budget(pool)
+        end
     end
 end
 

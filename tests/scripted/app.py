@@ -154,7 +154,7 @@ class App:
             engine.stale = exposition(engine) if frozen else b""
         engine.frozen = frozen
         for name in ("health_status", "health_delay_ms", "metrics_status", "models_delay_ms", "names", "loras",
-                     "api_key", "waiting", "kv_usage"):  # fmt: skip
+                     "api_key", "waiting", "kv_usage", "kv_tokens"):  # fmt: skip
             setattr(engine, name, wanted.pop(name, getattr(engine, name)))
         try:
             engine.script = engine.script.changed(wanted)

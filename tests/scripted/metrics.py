@@ -41,8 +41,8 @@ def exposition(engine: Engine) -> bytes:
     lines += [f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="{name}"}} '
               f"{engine.reasons[reason]}.0" for reason in ("stop", "length", "abort", "error")]  # fmt: skip
     lines += ["# TYPE vllm:cache_config_info gauge",
-              'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",'
-              'kv_cache_size_tokens="16000"} 1.0']  # fmt: skip
+              f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{engine.kv_tokens // 16}",'
+              f'kv_cache_size_tokens="{engine.kv_tokens}"}} 1.0']  # fmt: skip
     lines += _histogram("vllm:time_to_first_token_seconds", labels, engine.ttft)
     lines += _histogram("vllm:inter_token_latency_seconds", labels, engine.itl)
     lines += _histogram("vllm:e2e_request_latency_seconds", labels, engine.e2e)

@@ -48,6 +48,7 @@ class Engine:
     max_running: int = 0  # requests that generate at a time, as vLLM's max_num_seqs; the others wait. 0: no bound
     waiting: int = 0  # gauges of /metrics; requests that wait for their turn are added
     kv_usage: float = 0
+    kv_tokens: int = 16_000_000
     models_delay_ms: float = 0
     started_at: float = field(default_factory=time.time)
     instance: str = field(default_factory=lambda: uuid.uuid4().hex[:8])

@@ -60,7 +60,7 @@ FULL: dict[str, Any] = {
             "source": "models/own",
             "routing": {"policy": "round_robin"},
             "timeouts": {"connect": "250ms", "send": "1m", "read": "1h"},
-            "queue": {"max_waiting": 8, "timeout": "5s"},
+            "queue": {"max_waiting": 8, "timeout": "5s", "kv_budget": False},
             "limits": {
                 "requests_per_minute": 600,
                 "tokens_per_minute": 100_000,

@@ -1,0 +1,42 @@
+-- The KV cache of an engine as a budget: how many estimated tokens may run there at the same time, so
+-- that it need not preempt. Pure.
+--
+-- Requests share what they have in common, and most have not grown to their full length: of what was
+-- estimated only a part is in use. That part is learned from the engine's own usage.
+
+local floor = math.floor
+local max = math.max
+local min = math.min
+
+-- Of the cache, this much is given away.
+local FULL = 0.95
+-- What runs grows until it ends: its part now is less than its part then.
+local GROWTH = 1.25
+local LEAST = 0.05
+-- Below this much of the cache estimates say little about sharing.
+local TELLING = 0.2
+local NEWS = 0.3
+
+
+local _M = {}
+
+
+-- The part of estimated tokens that is really used, from 0.05 to 1, with a new measurement: `before` is
+-- what it was (nil: not known yet), `usage` 0 to 1, `size` and `estimated` in tokens.
+function _M.learn(before, usage, size, estimated)
+    local part = before or 1
+    if not usage or estimated < TELLING * size then
+        return part
+    end
+    local measured = max(LEAST, min(1, GROWTH * usage * size / estimated))
+    return part + NEWS * (measured - part)
+end
+
+
+-- How many estimated tokens may run on an engine whose cache holds `size`.
+function _M.budget(size, part)
+    return floor(FULL * size / part)
+end
+
+
+return _M
