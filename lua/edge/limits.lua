@@ -163,6 +163,9 @@ function _M.admit(state)
         marks[i] = mark
     end
     state.limits = rules
+    if rules.tokens then
+        state.count_usage = true
+    end
     tell(rules, time)
     return true
 end

@@ -12,6 +12,7 @@ from control.edge import apply
 from tests.support.client import CHAT, at_once, chat, check_error, retry_after
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
+from tests.support.keyed import bearer, keyed
 from tests.support.net import wait_until
 from tests.support.queueing import hold
 
@@ -228,3 +229,31 @@ def test_limits_change_without_a_reload(engine: ScriptedEngine) -> None:
         edge.reload()
         assert {edge.chat(chat("alpha", tokens=1)).status_code for _ in range(20)} == {200}
         assert edge.state()["generation"] == generation
+
+
+def test_limits_of_a_key_bind_that_key_alone(engine: ScriptedEngine) -> None:
+    content = {"models": {"alpha": {"backends": [{"id": "alpha-1", "url": engine.url}]}}}
+    per_model = {"models": {"alpha": {"requests_per_minute": 2}}}
+    with keyed(content, tight={"limits": {"requests_per_minute": 3}}, free={}, model={"limits": per_model}) as edge:
+
+        def codes(key: str) -> list[int]:
+            return [edge.chat(chat("alpha", tokens=1), headers=bearer(key)).status_code for _ in range(5)]
+
+        assert codes("tight") == [200, 200, 200, 429, 429]
+        assert codes("free") == [200] * 5
+        assert codes("model") == [200, 200, 429, 429, 429]
+        answer = edge.chat(chat("alpha", tokens=1), headers=bearer("tight"))
+        assert "the key 'tight'" in answer.text
+        edge.idle()
+
+
+def test_streams_are_settled_by_usage_that_their_clients_never_see(engine: ScriptedEngine) -> None:
+    """Without the engine's count a token limit would go by the number of events."""
+    with Edge(limited(engine, tokens_per_minute=1_000_000)) as edge:
+        request = {**chat("alpha", stream=True, tokens=200), "max_tokens": 4_000}
+        answer = edge.chat(request, headers={"X-Request-Id": "settled"})
+        assert answer.status_code == 200 and '"usage":{' not in answer.text
+        line = edge.log_of("settled")
+        assert line["completion_tokens"] == 200 and line["prompt_tokens"] > 0
+        # A thousand tokens are given back in 60 ms: look at once.
+        assert left(edge.chat(chat("alpha", tokens=1)), "tokens") > 1_000_000 - 3_000
