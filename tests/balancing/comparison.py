@@ -28,6 +28,11 @@ def ratios(repeats: Sequence[Repeat], measure: str, ours: str, theirs: str) -> l
     return [repeat[ours][measure] / repeat[theirs][measure] for repeat in repeats]
 
 
+def of_runs(count: int) -> str:
+    """How a figure came about, in words."""
+    return f"median of {count} runs" if count > 1 else "one run"
+
+
 def _cell(values: Sequence[float]) -> str:
     middle, least, most = (f"{value:.3f}" for value in (median(values), min(values), max(values)))
     return middle if least == most else f"{middle} ({least} to {most})"

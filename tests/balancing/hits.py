@@ -13,7 +13,7 @@ from typing import Any
 
 from control.bench.peers import SGLANG_ROUTER, VLLM_ROUTER
 from tests.balancing.clients import Client, Text, drive
-from tests.balancing.comparison import facts, ratios
+from tests.balancing.comparison import facts, of_runs, ratios
 from tests.balancing.routers import OURS, Router
 from tests.balancing.vllm_engines import MODEL, cache
 from tests.support.client import percentile
@@ -94,13 +94,13 @@ def rows(repeats: Sequence[dict[str, Hits]]) -> list[Row]:
     of_one = ratios(figures, "hits per query", ours, alone)
     short = [found[sglang].rate - found[ours].rate for found in repeats]
     shares = [found[ours].share for found in repeats]
-    rates = f"median of {len(repeats)} runs of {USERS} users with {TURNS} turns on two vLLM engines"
+    rates = f"{of_runs(len(repeats))}: {USERS} users with {TURNS} turns on two vLLM engines"
     return [
         row("Prefix hits per query on two engines, of those of one engine alone", median(of_one), 0.97, "×",
             f"{rates}; worst {min(of_one):.3f}", at_least=True,
             **facts("Conversations over shared system prompts, real vLLM", figures)),
         row("No engine computes more than 60 % of what shares system prompts", max(shares), 0.6, "of the tokens",
-            f"worst of {len(repeats)} runs; median {median(shares):.3f}"),
+            f"the worst of the same; median {median(shares):.3f}"),
         row("Prefix hits per query less than with sglang-router's cache_aware", median(short), 0.01, "hits per query",
-            f"median of the same runs; worst {max(short):.3f}"),
+            f"the same; worst {max(short):.3f}"),
     ]  # fmt: skip

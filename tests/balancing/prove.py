@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import chaos, comparison, dns, hung, speed
+from tests.balancing import chaos, comparison, dns, hung, prefix, speed
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
     "chaos": chaos.proof,
     "hung": hung.proof,
     "dns": dns.proof,
+    "prefix": prefix.proof,
     "speed": speed.proof,
 }
 CHAPTER = Chapter("balancing", PROOFS, also={comparison.DOCUMENT: comparison.filled})

@@ -56,10 +56,10 @@ def rows(repeats: Sequence[dict[str, list[float]]]) -> list[Row]:
         for found in (together, *(repeats if len(repeats) > 1 else ()))
     ]  # fmt: skip
     first, *single = ratios(figures, "TTFT p99, s", *(arm.title for arm in ARMS))
+    runs = f"; single runs {', '.join(f'{one:.2f}' for one in single)}" if single else ""
     return [
         row("A beginning that all clients share does not starve the second engine: TTFT p99 of `prefix` to that of "
             "`least_loaded`", first, 1.2, "×",
-            f"{len(together[ARMS[0].title])} requests of each, in turns, two vLLM engines; single runs "
-            f"{', '.join(f'{one:.2f}' for one in single)}",
+            f"{len(together[ARMS[0].title])} requests of each, in turns, two vLLM engines{runs}",
             **facts("One system prompt for all, real vLLM", figures[:1])),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from control.bench.peers import SGLANG_ROUTER, VLLM_ROUTER
 from tests.balancing.clients import Client, Text, closed_loop, drive, open_loop
-from tests.balancing.comparison import Repeat, facts, ratios
+from tests.balancing.comparison import Repeat, facts, of_runs, ratios
 from tests.balancing.routers import OURS, Router
 from tests.support.client import percentile
 from tests.support.engine import ScriptedEngine
@@ -98,7 +98,7 @@ def rows(repeats: Sequence[Repeat]) -> list[Row]:
         for peer in PEERS:
             beside = ratios(repeats, f"{load}, p99, s", LIMITED.title, peer.title)
             promise = f"Latency p99 on engines of unequal speed, {load}: `least_loaded` to {peer.title}"
-            detail = f"median of {len(repeats)} runs, worst {max(beside):.2f}; one of four engines three times slower"
+            detail = f"{of_runs(len(repeats))}, worst {max(beside):.2f}; one of four engines three times slower"
             found.append(row(
                 promise, median(beside), 1, "×", detail,
                 **(facts("One of four engines three times slower", repeats) if not found else {}),
