@@ -13,7 +13,7 @@ from control.errors import FleetError, Problem
 from control.fleet.load import LoadedFleet
 from control.fleet.messages import Finding, did_you_mean, translate
 from control.fleet.schema import Fleet
-from control.fleet.source import KeyPath, Kind, Source, build, compose, dotted, line_of, read
+from control.fleet.source import KeyPath, Kind, Source, build, compose_large, dotted, line_of, read
 from control.keys.schema import Key, KeysFile
 from control.keys.secrets import looks_secret, redact
 
@@ -55,7 +55,7 @@ def load_keys(loaded: LoadedFleet) -> LoadedKeys | None:
 
 def parse_keys(text: str, path: Path, fleet: Fleet) -> LoadedKeys:
     """The keys in ``text``; ``path`` is for messages. Raises FleetError with all that is wrong, in the file's order."""
-    root = compose(text, path)
+    root = compose_large(text, path)
     return checked(text, root, build(root, path, KEYS), path, fleet)
 
 

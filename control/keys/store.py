@@ -19,7 +19,7 @@ from control.errors import FleetError, KeysError
 from control.fleet.load import LoadedFleet
 from control.fleet.messages import did_you_mean, shown
 from control.fleet.schema import PATTERN_WORDS, Identifier
-from control.fleet.source import build, compose, read
+from control.fleet.source import build, compose_large, read
 from control.keys.edit import CannotEdit, Patch, Value, add, apply, empty, mapping_at, quoted, remove, replace
 from control.keys.load import KEYS, LoadedKeys, checked, keys_file, parse_keys
 from control.keys.schema import Moment
@@ -201,7 +201,7 @@ def _changed(old: LoadedKeys, change: _Change, loaded: LoadedFleet) -> LoadedKey
     try:
         edit = change(old)
         text = apply(old.text, edit.patches)
-        root = compose(text, old.path)
+        root = compose_large(text, old.path)
         source = build(root, old.path, KEYS)
     except (CannotEdit, FleetError):
         raise by_hand from None

@@ -6,14 +6,16 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from control.errors import KeysError, SignalboxError
+from control.errors import FleetError, KeysError, SignalboxError
 from control.fleet.load import LoadedFleet, load
+from control.fleet.source import compose, compose_large
 from control.keys import store
 from control.keys.listing import lines
 from control.keys.secrets import hash_of
@@ -277,6 +279,40 @@ def test_the_list(fleet: LoadedFleet) -> None:
     assert [line.split()[0] for line in shown] == ["name", "alice", "bob", "carol"]
     assert "...1e10" in shown[2] and "active (old one until 2026-12-02T00:00:00Z)" in shown[3]
     assert A.removeprefix("sha256:")[:8] not in "".join(shown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FILE,
+        FILE.replace("who may", "w\u00e4r \u00fc\U0001f600"),
+        FILE.replace("\n", "\r\n"),
+        "\ufeffkeys: {a: {hash: x, b: }}\n",
+        "keys:\n  a:\n  b: 'x\n    y'\n  c: |\n    text\n  d: >-\n   x\n  e: [yes, 010, 1e5, ~, 12:30]\n",
+    ],
+)
+def test_the_quick_reader_finds_the_same_in_the_same_places(text: str) -> None:
+    """Changes are made at the places that libyaml names."""
+
+    def whole(node: Any) -> Any:
+        if isinstance(node, tuple):
+            return tuple(whole(one) for one in node)
+        value = [whole(one) for one in node.value] if isinstance(node.value, list) else node.value
+        return node.tag, node.start_mark.index, node.end_mark.index, node.start_mark.line, node.start_mark.column, value
+
+    path = Path("keys.yaml")
+    assert whole(compose(text, path)) == whole(compose_large(text, path))
+
+
+@pytest.mark.parametrize("text", ["a: [", "[" * 100_000, "a: &x 1\nb: &x 2\n", "\x00", "a: *b\n", "\u2028"])
+def test_what_it_refuses_is_told_as_ever(text: str) -> None:
+    path = Path("keys.yaml")
+    told = []
+    for read in (compose, compose_large):
+        with pytest.raises(FleetError) as caught:
+            read(text, path)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
 
 
 NAMES = ("alice", "bob", "carol", "dora")
