@@ -109,6 +109,9 @@ def _edge_lists(fleet: Fleet) -> Iterator[Finding]:
     keys = fleet.edge.keys
     if keys is not None and keys != "none" and keys.lower() == "none":  # else a file of this name would be looked for
         yield Finding(("edge", "keys"), f"must be 'none' in small letters, or a file, not {shown(keys)}.")
+    elif keys not in (None, "none") and fleet.edge.log.level == "debug":
+        message = "with 'debug' nginx writes every request's headers into error.log, clients' API keys among them."
+        yield Finding(("edge", "log", "level"), message, "Use 'info'.", about=(("edge", "keys"),))
     seen: set[str] = set()
     for index, header in enumerate(fleet.edge.pass_headers):
         path = ("edge", "pass_headers", index)

@@ -80,6 +80,8 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*RENTED, 1, "url"), "http://localhost:9089", ["backends[1].url: this is edge.admin, not an engine."]),
     ((*RENTED, 1, "url"), "http://127.0.0.1:8443", ["this is edge.listen, not an engine."]),
     ((*RENTED, 1, "url"), "http://10.0.0.5:8443", []),
+    (("edge", "keys"), "None", ["edge.keys: must be 'none' in small letters, or a file, not 'None'."]),
+    (("edge", "log", "level"), "debug", ["edge.log.level: with 'debug' nginx writes every request's headers"]),
     # listening to the world
     (
         ("edge", "keys"),
