@@ -19,6 +19,9 @@ local dict = ngx.shared.edge_keys
 
 ffi.cdef [[
 unsigned char *SHA256(const unsigned char *data, size_t size, unsigned char *digest);
+int SHA256_Init(void *context);
+int SHA256_Update(void *context, const void *data, size_t size);
+int SHA256_Final(unsigned char *digest, void *context);
 int CRYPTO_memcmp(const void *a, const void *b, size_t size);
 ]]
 
@@ -43,6 +46,7 @@ local CHALLENGE = { authenticate = "Bearer" }
 local _M = {}
 
 local digest_cache = ffi.new("unsigned char[?]", DIGEST_SIZE)
+local context_cache = ffi.new("uint64_t[32]")  -- OpenSSL's SHA256_CTX has 112 bytes
 -- This worker's table and the counter it was built at. Without a usable text nobody comes in.
 local NOBODY = { version = 0, count = 0, by_start = {} }
 local table_cache = NOBODY
@@ -62,6 +66,21 @@ local function libcrypto()
 end
 
 local C = libcrypto()
+-- OpenSSL 3 looks its algorithm up in each call of the one-shot function: 0.5 us instead of 0.06. It calls
+-- these three old, and a later one may lack them.
+local has_parts = pcall(function() return C.SHA256_Init, C.SHA256_Update, C.SHA256_Final end)
+
+
+local function hash(text)
+    if has_parts then
+        C.SHA256_Init(context_cache)
+        C.SHA256_Update(context_cache, text, #text)
+        C.SHA256_Final(digest_cache, context_cache)
+
+    else
+        C.SHA256(text, #text, digest_cache)
+    end
+end
 
 
 local function rebuild()
@@ -104,7 +123,7 @@ end
 
 -- The entry of a secret, or nil.
 local function find_entry(secret)
-    C.SHA256(secret, #secret, digest_cache)
+    hash(secret)
     local entry = current().by_start[ffi_string(digest_cache, START)]
     if entry and C.CRYPTO_memcmp(digest_cache, entry.digest, DIGEST_SIZE) == 0 then
         return entry
