@@ -58,9 +58,9 @@ wanted_packages() {
     echo libnuma1 # vLLM on CPU loads it
     have curl || echo curl
     case $purpose in
-        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk ;;
+        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk redis-server ;;
         test)
-            echo lua-check lua-busted "$(luajit_package)" wrk libatomic1 # the last for Playwright's driver
+            echo lua-check lua-busted "$(luajit_package)" wrk redis-server libatomic1 # the last for Playwright's driver
             have chromium || echo chromium
             ;;
     esac
@@ -106,7 +106,7 @@ install_packages() {
         [ -n "${EDGE_NGINX:-}" ] || have openresty || missing="$missing OpenResty (openresty on PATH, or its path in EDGE_NGINX);"
         have curl || missing="$missing curl;"
         if [ "$purpose" != run ]; then
-            for tool in luacheck busted luajit wrk; do have "$tool" || missing="$missing $tool;"; done
+            for tool in luacheck busted luajit wrk redis-server; do have "$tool" || missing="$missing $tool;"; done
             [ "$purpose" != test ] || have chromium || missing="$missing chromium;"
         fi
         [ -z "$missing" ] || fail "This is neither Debian nor Ubuntu, so please install yourself:$missing" \
@@ -127,9 +127,13 @@ remove_left_policy() {
     if find_sudo; then $sudo rm -f "$policy"; else say "An earlier run left $policy. As root: rm $policy"; fi
 }
 
-# Debian starts what it installs: nginx would take port 80 at once and at every boot. Ours runs as the user, elsewhere.
+# Debian starts what it installs: nginx would take port 80 at once and at every boot, redis-server its own. Ours runs as the
+# user, elsewhere. What was there before is left as it is.
 with_services_off() {
-    if installed nginx-common || [ -e "$policy" ]; then
+    services=
+    installed nginx-common || services="$services nginx"
+    case " $packages" in *" redis-server "*) services="$services redis-server" ;; esac
+    if [ -z "$services" ] || [ -e "$policy" ]; then
         install_with_apt
         return
     fi
@@ -139,7 +143,9 @@ with_services_off() {
     install_with_apt
     $sudo rm -f "$policy"
     trap - EXIT
-    if have systemctl; then $sudo systemctl disable --quiet nginx 2>/dev/null || true; fi
+    if have systemctl; then
+        for service in $services; do $sudo systemctl disable --quiet "$service" 2>/dev/null || true; done
+    fi
 }
 
 install_with_apt() {

@@ -20,6 +20,7 @@ from control.errors import RenderError
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, addresses, resolve_backends
 from control.fleet.schema import Certificate, Edge, Tls
+from control.fleet.shared_state import SharedState, shared_state
 from control.paths import REPOSITORY, StatePaths
 
 TEMPLATE = "nginx.conf.j2"
@@ -122,6 +123,7 @@ def build_context(
         "log_level": edge.log.level,
         "pass_headers": list(edge.pass_headers),
         "trusted_proxies": [_network(text) for text in edge.trusted_proxies],
+        "state": _state(shared_state(loaded.fleet, loaded.folder)),
         "dns": [edge.dns] if edge.dns else list(surroundings.nameservers),
         "tls_upstreams": _tls_upstreams(backends),
         "tls_locations": _tls_locations(backends),
@@ -141,6 +143,26 @@ def _certificates(loaded: LoadedFleet, tls: Tls) -> list[dict[str, Any]]:
         for other in tls.others
     ]
     return [default, *others]
+
+
+def _state(state: SharedState | None) -> dict[str, Any] | None:
+    """What the edge's Lua is told of Redis: the password stays in its file."""
+    if state is None:
+        return None
+    texts = {
+        "host": state.host,
+        "prefix": state.prefix,
+        "on_error": state.on_error,
+        "user": state.user,
+        "password_file": str(state.password_file) if state.password_file else None,
+        "master": state.master,
+    }
+    return {
+        "texts": {name: text for name, text in texts.items() if text is not None},
+        "numbers": {"port": state.port, "database": state.database, "timeout": state.timeout},
+        "tls": state.tls,
+        "sentinels": [{"host": host, "port": port} for host, port in state.sentinels],
+    }
 
 
 def _fill(templates: Path, context: Mapping[str, Any]) -> str:
@@ -218,4 +240,6 @@ def _read_files(loaded: LoadedFleet, backends: Sequence[ResolvedBackend]) -> tup
     tls = loaded.fleet.edge.tls
     pairs: list[Certificate] = [tls, *tls.others] if tls else []
     files = dict.fromkeys(loaded.file(name) for pair in pairs for name in (pair.certificate, pair.key))
-    return (*files, *sorted({backend.ca for backend in backends if backend.ca}))
+    state = shared_state(loaded.fleet, loaded.folder)
+    secrets = [state.password_file] if state and state.password_file else []
+    return (*files, *secrets, *sorted({backend.ca for backend in backends if backend.ca}))

@@ -6,7 +6,7 @@ import ipaddress
 import re
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 _EVERYWHERE = {"0.0.0.0", "::"}
 
 

@@ -11,7 +11,8 @@ from control.fleet.address import ip, is_host, is_host_pattern, is_loopback, ove
 from control.fleet.headers import is_edges_own, passes_anyway
 from control.fleet.messages import Finding, did_you_mean, shown
 from control.fleet.rules import check_rules
-from control.fleet.schema import PLACEHOLDERS, Backend, Certificate, Engine, Fleet, Model
+from control.fleet.schema import PLACEHOLDERS, Backend, Certificate, Engine, Fleet, Model, RedisState
+from control.fleet.shared_state import settings_of, split_redis
 from control.fleet.source import KeyPath, dotted
 
 LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("control", "listen"))
@@ -20,7 +21,7 @@ LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("contr
 def check(fleet: Fleet, folder: Path) -> list[Finding]:
     """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
     findings: list[Finding] = []
-    for rule in (_listeners, _ports, _tls_names, _edge_lists, _names, _ids, _models, check_rules):
+    for rule in (_listeners, _ports, _state, _tls_names, _edge_lists, _names, _ids, _models, check_rules):
         findings += rule(fleet)
     findings += _files(fleet, folder)
     return findings
@@ -103,6 +104,21 @@ def _tls_names(fleet: Fleet) -> Iterator[Finding]:
                 first = seen[name.lower()]
                 yield Finding(path, f"the name {name!r} has a certificate already: {dotted(first)}.", "", (first,))
             seen.setdefault(name.lower(), path)
+
+
+def _state(fleet: Fleet) -> Iterator[Finding]:
+    state = fleet.edge.state
+    settings = settings_of(state)
+    if settings is None:
+        return
+    path: KeyPath = ("edge", "state")
+    at = path if isinstance(state, str) else (*path, "redis")
+    _, host, port, _ = split_redis(settings.redis)
+    yield from _bad_port(at, port)
+    if not is_host(host):
+        yield Finding(at, f"{host!r} is neither a host name nor an IP address.")
+    for number, address in enumerate(settings.sentinels or ()):
+        yield from _bad_port((*path, "sentinels", number), split_listen(address)[1])
 
 
 def _edge_lists(fleet: Fleet) -> Iterator[Finding]:
@@ -262,6 +278,8 @@ def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:
         for path, pair in pairs:
             yield from _file((*path, "certificate"), folder, pair.certificate)
             yield from _file((*path, "key"), folder, pair.key)
+    if isinstance(fleet.edge.state, RedisState):
+        yield from _file(("edge", "state", "password_file"), folder, fleet.edge.state.password_file)
     for path, backend in _backends(fleet):
         yield from _file((*path, "key_file"), folder, backend.key_file)
         yield from _file((*path, "ca"), folder, backend.ca)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from control.fleet.units import Bytes, Milliseconds
 
@@ -210,6 +210,67 @@ class LogSettings(Strict):
     keep: Annotated[int, Field(ge=1, le=1000)] = 5
 
 
+def _no_password(value: object) -> object:
+    """Before the pattern's own message, which would repeat the password."""
+    if isinstance(value, str) and "@" in value:
+        raise ValueError(
+            "has a user or password in its URL, and fleet.yaml is read by many: write the password to a file and"
+            " name it ('state: {redis: URL, password_file: PATH}')"
+        )
+    return value
+
+
+_REDIS = r"rediss?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?(/[0-9]{1,4})?"
+RedisUrl = Annotated[
+    str,
+    BeforeValidator(_no_password),
+    _shape(rf"^{_REDIS}$", "a URL such as redis://10.0.0.5:6379/0 (rediss:// with TLS)"),
+]
+StateText = Annotated[
+    str,
+    BeforeValidator(_no_password),
+    _shape(rf"^(memory|{_REDIS})$", "memory, or a URL such as redis://10.0.0.5:6379/0 (rediss:// with TLS)"),
+]
+
+
+class RedisState(Strict):
+    """The Redis that several edges share, so that limits and slots hold for all of them together."""
+
+    redis: RedisUrl
+    """Where it is; with ``sentinels`` only its database and whether it speaks TLS matter."""
+    user: Identifier | None = None
+    """Its ACL user; by default the default user."""
+    password_file: FilePath | None = None
+    """A file with its password, read when the edge starts or reloads."""
+    sentinels: Annotated[list[ListenAddress], Field(min_length=1, max_length=16)] | None = None
+    """Who knows where the master is now; with ``master``."""
+    master: Identifier | None = None
+    """The master's name, as the sentinels know it."""
+    on_error: Literal["local", "refuse"] = "local"
+    """While Redis does not answer: ``local``, each edge goes on with its share; ``refuse``, 503."""
+    prefix: Identifier = "signalbox"
+    """What all names in Redis begin with; another one for each fleet."""
+    timeout: Milliseconds = Milliseconds(250)
+    """How long Redis may take to answer."""
+
+    @model_validator(mode="after")
+    def _sentinels_with_master(self) -> Self:
+        if (self.sentinels is None) != (self.master is None):
+            raise ValueError("sentinels and master belong together: give both or neither")
+        if self.user is not None and self.password_file is None:
+            raise ValueError("user needs a password_file")
+        return self
+
+
+def _state_kind(value: object) -> str:
+    return "<settings>" if isinstance(value, dict | RedisState) else "<text>"
+
+
+State = Annotated[
+    Annotated[StateText, Tag("<text>")] | Annotated[RedisState, Tag("<settings>")], Discriminator(_state_kind)
+]
+
+
 class Edge(Strict):
     """The nginx process in the data path."""
 
@@ -238,6 +299,8 @@ class Edge(Strict):
     count_usage: bool = False
     """Count the tokens of all streams: where a client did not ask for usage, the edge does, and takes it out again."""
     probe: Probe = Probe()
+    state: State = "memory"
+    """Where limits and slots are counted: ``memory``, for one edge; a Redis URL, for several that share it."""
     dns: ListenAddress | None = None
     """The name server asked for engines' addresses; by default this machine's own."""
     binary: FilePath | None = None

@@ -11,6 +11,7 @@ local leaving = require "edge.leaving"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
 local queue = require "edge.queue"
+local shared_state = require "edge.shared_state"
 local slots = require "edge.slots"
 local states = require "edge.states"
 local workers = require "edge.workers"
@@ -136,6 +137,7 @@ local function get_state()
     return reply(200, '{"generation":' .. cjson.encode(workers.generation())
         .. ',"fleet_version":' .. current.version
         .. ',"keys_version":' .. keys.version()
+        .. ',"state":' .. cjson.encode(shared_state.describe())
         .. ',"workers":' .. array(workers.list(), cjson.encode)
         .. ',"models":' .. array(current.list, describe_model)
         .. ',"backends":' .. array(backends, function(backend)

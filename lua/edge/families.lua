@@ -59,6 +59,14 @@ _M.FAMILIES = {
         name = "signalbox_slots_reaped_total", kind = "counter", none = ZERO,
         help = "Slots taken back from workers that are gone.",
     },
+    trips = {
+        name = "signalbox_state_round_trips_total", kind = "counter", none = ZERO,
+        help = "Calls of Redis, where it holds what several edges share.",
+    },
+    trip_seconds = {
+        name = "signalbox_state_round_trip_seconds_total", kind = "counter", none = ZERO,
+        help = "Time that these calls took.",
+    },
     wait = {
         name = "signalbox_queue_wait_seconds", kind = "histogram", bounds = QUEUE_WAITS,
         help = "Time that a request waited for a backend below its limit.",
@@ -78,7 +86,8 @@ _M.FAMILIES = {
 }
 -- In this order they are written.
 _M.ORDER = { "requests", "errors", "tokens", "retries", "unretried", "fallbacks", "connect_failures",
-             "prefix_prompt", "prefix_known", "deaths", "reaped", "wait", "ttft", "itl", "duration" }
+             "prefix_prompt", "prefix_known", "deaths", "reaped", "trips", "trip_seconds", "wait", "ttft",
+             "itl", "duration" }
 
 
 return _M

@@ -7,6 +7,8 @@ local fleet = require "edge.fleet"
 local leaving = require "edge.leaving"
 local promtext = require "edge.promtext"
 local queue = require "edge.queue"
+local redis = require "edge.redis"
+local shared_state = require "edge.shared_state"
 local slots = require "edge.slots"
 local states = require "edge.states"
 local workers = require "edge.workers"
@@ -149,6 +151,18 @@ local function write_workers(out)
 end
 
 
+-- Only where there is a Redis: what is not known is not there.
+local function write_state(out)
+    promtext.family(out, "signalbox_state_up", "gauge",
+                    "1 while the Redis that holds what several edges share answers; absent without one.")
+    promtext.family(out, "signalbox_state_edges", "gauge", "Edges that share a Redis, as last seen.")
+    if redis.options() then
+        promtext.sample(out, "signalbox_state_up", "", redis.usable() and 1 or 0)
+        promtext.sample(out, "signalbox_state_edges", "", shared_state.edges())
+    end
+end
+
+
 local function dictionaries()
     local names = {}
     for name in pairs(ngx.shared) do
@@ -193,6 +207,7 @@ function _M.write(out)
     write_engines(out, current)
     write_workers(out)
     write_dictionaries(out)
+    write_state(out)
     promtext.family(out, "signalbox_fleet_version", "gauge", "Version of fleet.json that is served.")
     promtext.sample(out, "signalbox_fleet_version", "", current.version)
     promtext.family(out, "signalbox_fleet_hash", "gauge", "Equal in edges that serve the same fleet.yaml.")

@@ -11,10 +11,13 @@ local fleet = require "edge.fleet"
 local gauges = require "edge.gauges"
 local janitor = require "edge.janitor"
 local keys = require "edge.keys"
+local limits = require "edge.limits"
 local live = require "edge.live"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
 local probe = require "edge.probe"
+local redis = require "edge.redis"
+local shared_state = require "edge.shared_state"
 local stream = require "edge.stream"
 local workers = require "edge.workers"
 
@@ -30,13 +33,17 @@ local _M = {
 }
 
 
--- `options.connections`: worker_connections of nginx.conf; `options.version`: Signalbox's.
+-- `options.connections`: worker_connections of nginx.conf; `options.version`: Signalbox's;
+-- `options.redis`: what redis.init takes.
 function _M.init(options)
     live.init(options.connections)
     gauges.init(options.version)
     workers.init()
     keys.init(fleet.init())
     budgets.init()
+    redis.init(options.redis)
+    shared_state.init()
+    limits.init()
     admin.init()
 end
 
@@ -46,6 +53,7 @@ function _M.init_worker()
     metrics.init_worker()
     janitor.init_worker()
     budgets.init_worker()
+    shared_state.init_worker()
     probe.init_worker()
     live_view.init_worker()
 end

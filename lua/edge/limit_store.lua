@@ -1,14 +1,21 @@
 -- What limits have counted so far, in memory shared by the workers. Each takes or refuses exactly,
--- whatever other workers do at the same time, and never yields.
+-- whatever other workers do at the same time, and never yields. limit_redis.lua has the same functions
+-- for edges that share a Redis.
+--
+-- What a request takes is one table: rules, tokens (as estimated), at (when), share (what it costs here:
+-- 1, or more when this edge counts for others too); here it gets a mark for each rule, places (how many
+-- of its rules for concurrency hold one), and refused and wait when a rule had no room.
 --
 -- A rate is one number: the moment at which everything taken so far will have been given back. Taking
 -- moves it on by `cost × rule.each` seconds; up to a minute ahead of now is allowed. So a quiet minute
 -- saves up one minute's worth, never more.
 
 local limit_rules = require "edge.limit_rules"
+local slots = require "edge.slots"
 
 local date = os.date
 local find = string.find
+local floor = math.floor
 local log = ngx.log
 local ERR = ngx.ERR
 local max = math.max
@@ -95,7 +102,7 @@ local function left_of(period, time)
     -- Both ends as local times: what the zone adds falls out.
     local here = time_of({ year = t.year, month = t.month, day = t.day, hour = 12 })
     local first = time_of({ year = t.year, month = t.month + 1, day = 1, hour = 12 })
-    return math.floor((first - here) / 86400 + 0.5) * 86400 - into_day
+    return floor((first - here) / 86400 + 0.5) * 86400 - into_day
 end
 
 
@@ -110,16 +117,16 @@ local function take_budget(rule, cost, time)
 end
 
 
--- Takes `cost` for a rule. Returns a mark, which give_back needs, or nil and the seconds after which
--- there may be room.
-function _M.take(rule, cost, time)
-    return (rule.kind == "rate" and take_rate or take_budget)(rule, cost, time)
+-- What `amount` of a rule costs when this edge has a share of the limit only. What fits the whole
+-- limit must be able to pass.
+local function cost_of(rule, amount, share)
+    return share == 1 and amount or min(amount * share, rule.limit)
 end
 
 
 -- Gives back `amount` of what was taken at `taken_at`; a negative amount takes more. What a rate has
 -- given back by itself meanwhile is not given back again.
-function _M.give_back(rule, mark, amount, taken_at, time)
+local function give_back(rule, mark, amount, taken_at, time)
     if rule.kind == "budget" then
         count(spent_dict, budget_key(rule, taken_at), -amount)
         return
@@ -142,22 +149,112 @@ function _M.give_back(rule, mark, amount, taken_at, time)
 end
 
 
+-- Takes everything of the first `n` rules back.
+local function undo(taken, n)
+    for i = 1, n do
+        local rule = taken.rules[i]
+        if rule.kind == "concurrent" then
+            slots.release(rule, 1)
+
+        else
+            give_back(rule, taken[i], cost_of(rule, rule.unit == "tokens" and taken.tokens or 1, taken.share),
+                      taken.at, taken.at)
+        end
+    end
+    taken.places = 0
+end
+
+
+-- Takes what a request needs of all its rules, or nothing: then taken.refused is the number of the one
+-- without room, and taken.wait the seconds after which there may be some.
+function _M.reserve(taken)
+    local rules, share, time = taken.rules, taken.share, taken.at
+    for i = 1, #rules do
+        local rule = rules[i]
+        local mark, wait
+        if rule.kind == "concurrent" then
+            mark, wait = slots.take(rule, 1), 0
+            taken.places = taken.places + (mark and 1 or 0)
+
+        else
+            local cost = cost_of(rule, rule.unit == "tokens" and taken.tokens or 1, share)
+            mark, wait = (rule.kind == "rate" and take_rate or take_budget)(rule, cost, time)
+        end
+        if not mark then
+            undo(taken, i - 1)
+            taken.refused, taken.wait = i, wait
+            return
+        end
+        taken[i] = mark
+    end
+end
+
+
+-- Gives back the places among the concurrent requests.
+function _M.release(taken)
+    if taken.places == 0 then
+        return
+    end
+    taken.places = 0
+    local rules = taken.rules
+    for i = 1, #rules do
+        if rules[i].kind == "concurrent" then
+            slots.release(rules[i], 1)
+        end
+    end
+end
+
+
+-- Corrects what was taken by what was used: tokens; `free`: not even the request counts.
+function _M.settle(taken, used, free, time)
+    local rules, share = taken.rules, taken.share
+    for i = 1, #rules do
+        local rule = rules[i]
+        if rule.kind ~= "concurrent" then
+            local amount
+            if rule.unit == "tokens" then
+                amount = cost_of(rule, taken.tokens, share) - used * share
+
+            else
+                amount = free and cost_of(rule, 1, share) or 0
+            end
+            if amount ~= 0 then
+                give_back(rule, taken[i], amount, taken.at, time)
+            end
+        end
+    end
+end
+
+
+-- How long the budget of this key is kept, in seconds.
+function _M.keep_of(key)
+    return KEEP[find(key, "%d%d%d%d%-%d%d%-%d%d$") and "day" or "month"]
+end
+
+
 -- What was spent before a restart, by the key that it was counted under.
 function _M.restore(key, tokens)
-    local period = find(key, "%d%d%d%d%-%d%d%-%d%d$") and "day" or "month"
-    count(spent_dict, key, tokens, KEEP[period])
+    count(spent_dict, key, tokens, _M.keep_of(key))
 end
 
 
--- How much of a rule is left, and in how many seconds all of it will be.
-function _M.left(rule, time)
+-- How much is left of a request's rule, and in how many seconds all of it will be.
+function _M.left(taken, i, time)
+    local rule, share = taken.rules[i], taken.share
     if rule.kind == "budget" then
         local used = spent_dict:get(budget_key(rule, time)) or 0
-        return max(rule.limit - used, 0), left_of(rule.period, time)
+        return floor(max(rule.limit - used, 0) / share), left_of(rule.period, time)
     end
     local ahead = max((dict:get(rule.name) or 0) - time, 0)
-    return max(math.floor((MINUTE - ahead) / rule.each + 1e-6), 0), ahead
+    return max(floor((MINUTE - ahead) / (rule.each * share) + 1e-6), 0), ahead
 end
+
+
+-- What limit_redis.lua needs of budgets: the key of the period in which `time` lies, how long it is
+-- kept, and in how many seconds it ends.
+_M.budget_key = budget_key
+_M.left_of = left_of
+_M.KEEP = KEEP
 
 
 return _M

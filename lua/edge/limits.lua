@@ -2,9 +2,10 @@
 -- it ends, by what the engine has counted. A request that is refused, here or later, takes nothing.
 
 local estimate = require "edge.estimate"
+local limit_memory = require "edge.limit_store"
+local limit_redis = require "edge.limit_redis"
 local limit_rules = require "edge.limit_rules"
-local slots = require "edge.slots"
-local store = require "edge.limit_store"
+local redis = require "edge.redis"
 
 local ngx = ngx
 local ceil = math.ceil
@@ -27,6 +28,15 @@ local WEAK = { __mode = "k" }
 -- what hangs on the old ones goes with them.
 local rules_cache = setmetatable({}, WEAK)
 
+-- What has the counts: this edge alone, or Redis for several. Chosen once, in the master.
+local store = limit_memory
+
+
+-- In the master, once it is known whether there is a Redis.
+function _M.init()
+    store = redis.options() and limit_redis or limit_memory
+end
+
 
 local function rules_of(state)
     local model, key = state.model, state.key or NO_KEY
@@ -41,21 +51,6 @@ local function rules_of(state)
         by_key[key] = rules
     end
     return rules
-end
-
-
--- Takes everything of the first `n` rules back.
-local function undo(state, rules, n, time)
-    for i = 1, n do
-        local rule = rules[i]
-        if rule.kind == "concurrent" then
-            slots.release(rule, 1)
-
-        else
-            store.give_back(rule, state.marks[i], rule.unit == "tokens" and state.reserved or 1,
-                            state.reserved_at, time)
-        end
-    end
 end
 
 
@@ -77,14 +72,14 @@ end
 
 
 -- Of each unit the rule with the least left, in the headers that OpenAI sends.
-local function tell(rules, time)
-    local header = ngx.header
+local function tell(taken)
+    local header, rules, time = ngx.header, taken.rules, taken.at
     for _, unit in ipairs(UNITS) do
         local tightest, least, reset
         for i = 1, #rules do
             local rule = rules[i]
             if rule.unit == unit then
-                local left, seconds = store.left(rule, time)
+                local left, seconds = store.left(taken, i, time)
                 if not least or left < least then
                     tightest, least, reset = rule, left, seconds
                 end
@@ -130,58 +125,59 @@ local function too_large(rule, tokens)
 end
 
 
+-- The first rule that could not even be met alone, or nil.
+local function impossible(rules, tokens)
+    for i = 1, #rules do
+        local rule = rules[i]
+        if rule.unit == "tokens" and tokens > rule.limit then
+            return rule
+        end
+    end
+end
+
+
+local UNAVAILABLE = "Redis, in which the limits of this request are counted, does not answer. Nothing was"
+    .. " started; try again shortly."
+
+
 -- Takes what a request needs. true, or nil and what openai.refuse needs; then nothing is taken.
 function _M.admit(state)
     local rules = rules_of(state)
     if not rules then
         return true
     end
-    local time = now()
     local tokens = rules.tokens and estimate.prompt(state) + estimate.answers(state) or 0
-    local marks = {}
-    state.marks, state.reserved, state.reserved_at = marks, tokens, time
-    for i = 1, #rules do
-        local rule = rules[i]
-        local cost = rule.unit == "tokens" and tokens or 1
-        local mark, wait
-        if rule.kind == "concurrent" then
-            mark, wait = slots.take(rule, 1), 0
-
-        elseif cost > rule.limit then
-            undo(state, rules, i - 1, time)
-            tell(rules, time)
-            return nil, too_large(rule, tokens)
-
-        else
-            mark, wait = store.take(rule, cost, time)
-        end
-        if not mark then
-            undo(state, rules, i - 1, time)
-            tell(rules, time)
-            return nil, refusal(rule, tokens, wait)
-        end
-        marks[i] = mark
+    local too_much = rules.tokens and impossible(rules, tokens)
+    if too_much then
+        return nil, too_large(too_much, tokens)
     end
-    state.limits = rules
+    local taken = {
+        rules = rules, tokens = tokens, at = now(), share = 1, places = 0, refused = false, wait = 0,
+        left = false, held = false, fallback = false,
+    }
+    -- Before anything yields: a client that leaves meanwhile ends in settle.
+    state.taken = taken
+    store.reserve(taken)
+    if taken.refused then
+        state.taken = false
+        if taken.refused == 0 then
+            return nil, 503, "state_unavailable", UNAVAILABLE, { retry_after = 1 }
+        end
+        tell(taken)
+        return nil, refusal(rules[taken.refused], tokens, taken.wait)
+    end
     if rules.tokens then
         state.count_usage = true
     end
-    tell(rules, time)
+    tell(taken)
     return true
 end
 
 
 -- The request takes no place of its key any more: at the engine's last byte, or when it ends.
 function _M.release(state)
-    local rules = state.limits
-    if not rules or state.released then
-        return
-    end
-    state.released = true
-    for i = 1, #rules do
-        if rules[i].kind == "concurrent" then
-            slots.release(rules[i], 1)
-        end
+    if state.taken then
+        store.release(state.taken)
     end
 end
 
@@ -195,7 +191,7 @@ local function guess(state, status)
         return estimate.prompt(state) + state.chunks
     end
     -- An answer that nobody saw may have been nearly whole: else leaving early would be free.
-    return state.reserved
+    return state.taken.tokens
 end
 
 
@@ -204,27 +200,18 @@ function _M.settle(state, facts, status)
     if state.backend and status < 400 then
         estimate.learn(state, facts.prompt_tokens, facts.completion_tokens)
     end
-    local rules = state.limits
-    if not rules then
+    local taken = state.taken
+    if not taken then
         return
     end
-    _M.release(state)
+    store.release(taken)
     -- Nothing ran, or the engine failed: that costs nothing.
     local free = not state.backend or state.error == "engine_unreachable" or status >= 500 and status ~= 504
     local used = free and 0 or guess(state, status)
     if not free and facts.prompt_tokens then
         used = facts.prompt_tokens + (facts.completion_tokens or 0)
     end
-    local time = now()
-    for i = 1, #rules do
-        local rule = rules[i]
-        if rule.kind ~= "concurrent" then
-            local amount = rule.unit == "tokens" and state.reserved - used or free and 1 or 0
-            if amount ~= 0 then
-                store.give_back(rule, state.marks[i], amount, state.reserved_at, time)
-            end
-        end
-    end
+    store.settle(taken, used, free, now())
 end
 
 

@@ -69,11 +69,7 @@ function _M.begin()
         body_size = 0,
         -- limits
         max_tokens = false,  -- how long each answer may be, as the client says
-        limits = false,      -- the rules that it has passed, and what it has taken of each
-        marks = false,
-        reserved = 0,        -- tokens
-        reserved_at = 0,
-        released = false,    -- its place among the concurrent ones is free again
+        taken = false,       -- what it has taken of its limits (limit_store.lua)
         -- queue; times in seconds
         ticket = false,      -- its place in a line, while it waits
         deadline = false,

@@ -32,6 +32,8 @@ class Edge:
     """``with Edge(fleet) as edge``: runs until the block ends, then fails the test if its error log is not clean."""
 
     running: ClassVar[list[Edge]] = []
+    #: Settings under ``edge`` that every edge gets unless its fleet says otherwise.
+    defaults: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, fleet: dict[str, Any], ready: bool = True, sources: Any = None, may_kill: bool = False) -> None:
         """``ready``: wait until every backend is ready. ``may_kill``: the test kills workers, which nginx reports."""
@@ -49,7 +51,7 @@ class Edge:
     def write(self, fleet: dict[str, Any]) -> None:
         """Write fleet.yaml with this edge's ports, two workers and a state folder of its own."""
         settings = {"listen": f"127.0.0.1:{self.port}", "admin": f"127.0.0.1:{self.admin_port}", "workers": 2,
-                    **fleet.get("edge", {})}  # fmt: skip
+                    **self.defaults, **fleet.get("edge", {})}  # fmt: skip
         self.fleet_file.write_text(yaml.safe_dump({**fleet, "edge": settings}, sort_keys=False))
 
     @property

@@ -36,6 +36,16 @@ FULL: dict[str, Any] = {
         "trusted_proxies": ["10.0.0.0/8"],
         "log": {"level": "info", "rotate_at": "10MiB", "keep": 3},
         "count_usage": True,
+        "state": {
+            "redis": "rediss://10.0.0.5:6380/1",
+            "user": "edge",
+            "password_file": "secrets/redis.pw",
+            "sentinels": ["10.0.0.5:26379"],
+            "master": "mymaster",
+            "on_error": "refuse",
+            "prefix": "fleet-1",
+            "timeout": "100ms",
+        },
         "dns": "[::1]:53",
         "binary": "/usr/sbin/nginx",
     },
@@ -108,7 +118,15 @@ FULL: dict[str, Any] = {
     },
 }
 
-FILES = ("certs/edge.pem", "certs/edge.key", "certs/chat.pem", "certs/chat.key", "certs/ca.pem", "secrets/gpu.key")
+FILES = (
+    "certs/edge.pem",
+    "certs/edge.key",
+    "certs/chat.pem",
+    "certs/chat.key",
+    "certs/ca.pem",
+    "secrets/gpu.key",
+    "secrets/redis.pw",
+)
 
 
 def make_files(folder: Path) -> None:
