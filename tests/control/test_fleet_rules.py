@@ -61,8 +61,8 @@ def test_what_is_right(tmp_path: Path, rule: dict[str, Any]) -> None:
     [
         ({"model": "alpha"}, "rules[0]: a rule needs a condition: path, host or header."),
         ({}, "rules[0]: a rule needs a condition"),
-        ({"host": "a.test"}, "rules[0]: a rule without path needs an effect: model, pool or policy."),
-        ({"path": "/team-a", "priority": 1}, "rules[0].priority: unknown key 'priority'."),
+        ({"host": "a.test"}, "rules[0]: a rule without path needs an effect: model, pool, policy or priority."),
+        ({"path": "/team-a", "priority": 1}, "rules[0].priority: must be 'high', 'normal' or 'low', not 1."),
         ({"path": "team-a"}, "rules[0].path: must be a path such as /team-a"),
         ({"path": "/team-a/"}, "rules[0].path: must be a path"),
         ({"path": "/"}, "rules[0].path: must be a path"),

@@ -22,6 +22,7 @@ from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.fleets import one_model
 from tests.support.net import REPOSITORY, free_port, wait_until
+from tests.support.redis import Redis
 
 FOLDER = REPOSITORY / "templates" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
@@ -87,7 +88,13 @@ def grouped(node: Any) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def families() -> Iterator[dict[str, exposition.Family]]:
+def redis() -> Iterator[Redis]:
+    with Redis() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def families(redis: Redis) -> Iterator[dict[str, exposition.Family]]:
     """What an edge serves after every kind of event that it counts."""
     engines = [ScriptedEngine("alpha") for _ in range(2)]
     try:
@@ -95,7 +102,8 @@ def families() -> Iterator[dict[str, exposition.Family]]:
             one.launch()
         for one in engines:
             one.ready()
-        fleet = one_model("alpha", *engines, probe={"interval": "1s"})
+        fleet = one_model("alpha", *engines, probe={"interval": "1s"}, state=redis.url)
+        fleet["models"]["alpha"]["limits"] = {"requests_per_minute": 10_000}
         for backend in fleet["models"]["alpha"]["backends"]:
             backend["limit"] = 2
         nowhere = {"id": "beta-1", "url": f"http://127.0.0.1:{free_port()}"}
