@@ -161,9 +161,10 @@ def memory_rows(title: str, memory: Memory) -> list[Row]:
     parts = {"the largest worker": memory.workers, "the master": memory.master,
              "what is used of the shared dictionaries": memory.dictionaries}  # fmt: skip
     for part, samples in parts.items():
+        bound = 0.25 if samples is memory.dictionaries else 2
         assert max(samples) > 0, f"nobody tells the size of {part}"
         second, grown = growth(samples)
-        rows.append(row(f"{title}: memory stays flat ({part})", grown / MB, max(2, 0.05 * second / MB), "MB more",
+        rows.append(row(f"{title}: memory stays flat ({part})", grown / MB, bound, "MB more",
                         f"median of the last third of the run; of the second {second / MB:.1f} MB"))  # fmt: skip
     return rows
 

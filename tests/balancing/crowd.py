@@ -16,7 +16,7 @@ from tests.support.client import CHAT, chat
 STUCK = 90.0
 #: What a client that leaves has asked for: more than it will wait for.
 LONG = 2000
-#: Beginnings that prompts share, so that the map of prefixes is used and not for ever new.
+#: So few prompts that the map of prefixes is soon as large as it will be.
 PROMPTS = [f"Document {number}. " + "All work and no play makes a dull test. " * 30 for number in range(100)]
 
 
@@ -113,7 +113,7 @@ class Crowd:
         story.outcome = self._judge(story, text)
 
     def _request(self, story: Story) -> bytes:
-        text = PROMPTS[story.port % len(PROMPTS)] + story.id
+        text = PROMPTS[story.port % len(PROMPTS)]
         body = json.dumps(chat("alpha", text, story.stream, tokens=story.tokens, delay_ms=self.delay_ms)).encode()
         head = (f"POST {CHAT} HTTP/1.1\r\nHost: edge\r\nContent-Type: application/json\r\n"
                 f"X-Request-Id: {story.id}\r\nContent-Length: {len(body)}\r\n\r\n")  # fmt: skip

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from tests.balancing import chaos, comparison, dns, hung, prefix, speed
+from tests.balancing import changes, chaos, comparison, dns, hung, prefix, speed
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
     "chaos": chaos.proof,
+    "calm": chaos.calm,
+    "changes": changes.proof,
     "hung": hung.proof,
     "dns": dns.proof,
     "prefix": prefix.proof,

@@ -138,14 +138,14 @@ def _measured_when(result: dict[str, Any]) -> str:
     for name, run in result["runs"].items():
         by_run.setdefault(f"on {run['date']} at commit {run['commit'][:12]}", []).append(name)
     if len(by_run) == 1:
-        return next(iter(by_run))
-    return "; ".join(f"{', '.join(names)} {when}" for when, names in by_run.items())
+        return " " + next(iter(by_run))
+    return ": " + "; ".join(f"{', '.join(names)} {when}" for when, names in by_run.items())
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The table of the document."""
     lines = [
-        f"Measured with {result['versions']['nginx']} on {result['machine']['processors']} cores "
+        f"Measured with {result['versions']['nginx']} on {result['machine']['processors']} cores"
         f"{_measured_when(result)}.",
         "",
         "| promise | measured | bound | how | |",
