@@ -17,9 +17,9 @@ from control.edge.quoting import nginx_quote
 from control.edge.snapshot import Snapshot, snapshot, tls_location, tls_name
 from control.edge.surroundings import Surroundings, here
 from control.errors import RenderError
+from control.fleet.edge_schema import Certificate, Edge, Tls
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, addresses, resolve_backends
-from control.fleet.schema import Certificate, Edge, Tls
 from control.fleet.shared_state import SharedState, shared_state
 from control.paths import REPOSITORY, StatePaths
 

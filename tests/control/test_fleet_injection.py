@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from control.errors import FleetError
 from control.fleet.load import load
 from control.fleet.messages import _arms
-from control.fleet.schema import PATTERN_WORDS, Fleet
+from control.fleet.schema import Fleet
+from control.fleet.shapes import PATTERN_WORDS
 from tests.support.fleet_yaml import FULL, changed, make_files, write
 
 Place = tuple[str | int, ...]

@@ -12,7 +12,7 @@ import yaml
 from control.errors import FleetError
 from control.fleet.load import LoadedFleet, load
 from control.fleet.messages import _arms
-from control.fleet.schema import PATTERN_WORDS
+from control.fleet.shapes import PATTERN_WORDS
 from control.keys.load import load_keys, parse_keys
 from control.keys.schema import KeysFile, Moment
 from control.keys.secrets import hash_of, new_secret, redact
