@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from control.bench.load import EVENTS_PER_STREAM, PATH
+from control.bench.load import EVENTS_PER_STREAM, KEY, PATH
 from control.bench.process import BenchError
 
 #: Longest silence that any answer of the bench may have, seconds.
@@ -22,11 +22,11 @@ _SENT = re.compile(rb"sent (\d+) us")
 
 def request_bytes(body: bytes) -> bytes:
     """A POST of ``body`` as it goes over the wire."""
-    return b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        PATH.encode(),
-        len(body),
-        body,
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
+    return head.encode() + body
 
 
 class Connection:

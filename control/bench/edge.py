@@ -79,6 +79,8 @@ def verify(tree: Tree) -> None:
         raise BenchError(f"{tree.name} did not pass on the engine's answer: {answer[-300:]!r}.", "Read its log.")
     if stream.count(b'"content":"tok "') != EVENTS_PER_STREAM or b"data: [DONE]" not in stream:
         raise BenchError(f"{tree.name} did not pass on a whole stream: it ends {stream[-300:]!r}.", "Read its log.")
+    if b'"usage"' in stream:
+        raise BenchError(f"{tree.name} passed on usage that nobody asked for: {stream[-300:]!r}.", "Read its log.")
 
 
 def measure_memory(stand: Stand, name: str, effort: Effort) -> tuple[float, float]:

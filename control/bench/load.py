@@ -16,6 +16,8 @@ from control.bench.process import BenchError, Tree
 MODEL = "m1"
 PATH = "/v1/chat/completions"
 EVENTS_PER_STREAM = 50
+#: The client's API key. All proxies get it; only Signalbox asks for one.
+KEY = "sk-bench-key-of-nobody"
 
 
 def chat_body(size: int, *, stream: bool = False, spaced: bool = False) -> bytes:
@@ -50,6 +52,7 @@ class Load:
             f'local file = assert(io.open("{body}", "rb"))\n'
             'wrk.method = "POST"\n'
             'wrk.headers["Content-Type"] = "application/json"\n'
+            f'wrk.headers["Authorization"] = "Bearer {KEY}"\n'
             'wrk.body = file:read("*a")\n'
             "file:close()\n"
         )

@@ -13,12 +13,13 @@ from typing import Any
 import jinja2
 
 from control.bench import peers
-from control.bench.load import EVENTS_PER_STREAM, MODEL
-from control.bench.process import START_SECONDS, BenchError, Cores, Tree, free_port, pinned, wait_for_answer
+from control.bench.load import EVENTS_PER_STREAM, KEY, MODEL
+from control.bench.process import START_SECONDS, BenchError, Cores, Tree, free_port, pinned
 from control.edge import apply
 from control.edge.binary import find_engine
 from control.edge.site import Site, client, open_site
 from control.fleet.load import load
+from control.keys.secrets import hash_of
 
 NGINX, SIGNALBOX, VLLM_ROUTER = "nginx", "signalbox", peers.VLLM_ROUTER.name
 SPACING_SECONDS = 0.02
@@ -59,7 +60,7 @@ def on_core(core: int) -> Iterator[None]:
 
 
 def write_template(name: str, target: Path, **values: Any) -> Path:
-    """Render one of the bench's nginx configurations."""
+    """Render one of the bench's configurations."""
     target.write_text(_TEMPLATES.get_template(name).render(**values))
     return target
 
@@ -102,19 +103,22 @@ def plain_nginx(stand: Stand) -> Iterator[Tree]:
 
 @contextlib.contextmanager
 def signalbox(stand: Stand) -> Iterator[Tree]:
-    """Signalbox with everything on: access log, metrics, probes, per-address limits (set so high that wrk passes)."""
+    """Signalbox with everything on: keys, limits and the queue, access log, metrics, probes, per-address limits.
+
+    All limits are so high that wrk passes.
+    """
     room = stand.room(SIGNALBOX)
     port = free_port()
     fleet = write_template(
         "fleet.yaml.j2", room / "fleet.yaml", port=port, admin=free_port(), model=MODEL, engines=stand.engines
     )
+    write_template("keys.yaml.j2", room / "keys.yaml", hash=hash_of(KEY))
     site = open_site(load(fleet))
     with on_core(stand.cores.proxy):
         pid = apply.start(site).pid
     if pid is None:
         raise BenchError("The edge did not say its pid.", "Report this: it is a fault of `signalbox start`.")
     try:
-        wait_for_answer(SIGNALBOX, port, "/v1/models", None, site.paths.edge_logs / "error.log")
         _await_ready(site)
         yield Tree(SIGNALBOX, pid, port)
     finally:

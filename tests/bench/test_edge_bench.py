@@ -10,13 +10,19 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from control.bench import client, edge, report
-from control.bench.load import CPU_LOADS, chat_body, parse_wrk, run_wrk
+from control.bench.load import CPU_LOADS, EVENTS_PER_STREAM, KEY, chat_body, parse_wrk, run_wrk
 from control.bench.process import BenchError, Tree, two_cores
 from control.bench.rows import ROWS, failed, summarize
+from control.bench.stand import fake_engine, signalbox
+from control.edge.site import client as admin_of
+from control.edge.site import open_site
+from control.fleet.load import load
+from tests.support.net import wait_until
 
 Repeat = dict[str, dict[str, float]]
 
@@ -146,6 +152,35 @@ def test_a_table_out_of_date_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
     document.write_text("no markers")
     with pytest.raises(BenchError, match="No place for the table"):
         report.main([])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_everything_is_on_in_the_edge_that_is_measured(tmp_path: Path) -> None:
+    """A feature that is off by mistake would make the figures better."""
+    tmp_path.chmod(0o755)
+    with fake_engine(two_cores(), tmp_path) as stand, signalbox(stand) as tree:
+        with socket.create_connection(("127.0.0.1", tree.port), timeout=10) as keyless:
+            keyless.sendall(client.request_bytes(chat_body(1_000)).replace(KEY.encode(), b"no"))
+            assert keyless.recv(1 << 16).startswith(b"HTTP/1.1 401 ")
+        edge.verify(tree)
+        connection = client.Connection("signalbox", tree.port)
+        answer = connection.exchange(client.request_bytes(chat_body(1_000)))
+        connection.close()
+        assert b"x-ratelimit-limit-requests: " in answer and b"x-ratelimit-limit-tokens: " in answer
+        site = open_site(load(tmp_path / "signalbox" / "fleet.yaml"))
+        admin = admin_of(site.paths)
+        wait_until("its caches to count", lambda: all(one["kv_tokens"] for one in admin.state()["backends"]))
+        admin.close()
+
+        def lines() -> list[dict[str, Any]]:
+            site.process.reopen_logs()
+            text = (site.paths.edge_logs / "access.log").read_text()
+            return [json.loads(line) for line in text.splitlines() if '"stream":true' in line]
+
+        streams = wait_until("the line of the stream", lines)
+        assert [line["completion_tokens"] for line in streams] == [EVENTS_PER_STREAM]
+        assert streams[0]["key"] == "bench"
 
 
 @pytest.mark.slow
