@@ -3,7 +3,9 @@
 
 local cjson = require "cjson.safe"
 local fair = require "edge.fair"
+local lending = require "edge.lending"
 local pulse = require "edge.pulse"
+local redis = require "edge.redis"
 local rules = require "edge.rules"
 local slots = require "edge.slots"
 
@@ -137,6 +139,9 @@ local function build_backend(id, given)
         state_key = _M.state_key(id, given),
     }
     slots.name(backend, backend.state_key)
+    if backend.limit and redis.options() then
+        lending.register(backend)
+    end
     backend.pulse = pulse.of(backend.state_key)
     backend.tag = tag_of(backend.state_key)
     local usual = given.scheme == "https" and given.port == 443

@@ -10,6 +10,7 @@ local failure = require "edge.failure"
 local fleet = require "edge.fleet"
 local gauges = require "edge.gauges"
 local janitor = require "edge.janitor"
+local keeper = require "edge.keeper"
 local keys = require "edge.keys"
 local limits = require "edge.limits"
 local live = require "edge.live"
@@ -39,11 +40,11 @@ function _M.init(options)
     live.init(options.connections)
     gauges.init(options.version)
     workers.init()
-    keys.init(fleet.init())
-    budgets.init()
     redis.init(options.redis)
     shared_state.init()
     limits.init()
+    keys.init(fleet.init())
+    budgets.init()
     admin.init()
 end
 
@@ -53,7 +54,7 @@ function _M.init_worker()
     metrics.init_worker()
     janitor.init_worker()
     budgets.init_worker()
-    shared_state.init_worker()
+    keeper.init_worker()
     probe.init_worker()
     live_view.init_worker()
 end

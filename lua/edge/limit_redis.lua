@@ -2,12 +2,12 @@
 -- which counts instead while Redis does not answer. One round trip for all rules of a request; what it
 -- used is settled afterwards, by a timer, in batches that are sent until Redis has taken them.
 
+local leases = require "edge.leases"
 local limit_rules = require "edge.limit_rules"
 local limit_store = require "edge.limit_store"
 local redis = require "edge.redis"
 local scripts = require "edge.limit_scripts"
 local shared_state = require "edge.shared_state"
-local slots = require "edge.slots"
 
 local floor = math.floor
 local log = ngx.log
@@ -54,7 +54,7 @@ local function take_places(taken)
     for i = 1, #rules do
         local rule = rules[i]
         if rule.kind == "concurrent" then
-            if not slots.take(rule, 1) then
+            if not leases.take(rule, 1) then
                 limit_store.release(taken)
                 taken.refused = i
                 return false
@@ -161,7 +161,7 @@ _M.release = limit_store.release
 
 local function send_batch()
     local n = math.min(#unsettled_cache, BATCH)
-    local batch = shared_state.key("settled/" .. shared_state.id() .. "/" .. worker_pid() .. "/" .. batches)
+    local batch = shared_state.key("settled/" .. shared_state.name() .. "/" .. worker_pid() .. "/" .. batches)
     local args = { "", "", n + 1, batch }
     for i = 1, n do
         local item, at = unsettled_cache[i], 4 + n + 3 * i - 2

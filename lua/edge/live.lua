@@ -116,6 +116,12 @@ function _M.full()
 end
 
 
+-- How many requests this worker has.
+function _M.count()
+    return live_count
+end
+
+
 -- All requests of this worker, by an address that says nothing.
 function _M.all()
     return live_cache

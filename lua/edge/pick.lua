@@ -11,6 +11,7 @@ local fits = policy.fits
 local huge = math.huge
 local random = math.random
 local score_of = policy.score
+local slot_fits = slots.fits
 local within = policy.within
 
 
@@ -25,7 +26,7 @@ local turn_cache
 -- The score of a candidate once it has the request; infinite when it has no room.
 local function judge(backend, load, state)
     local weight, kv = state.weight, backend.kv
-    if not fits(load, weight, backend.limit)
+    if not slot_fits(backend, load, weight)
         or kv.limit and not fits(slots.in_flight(kv), state.kv_tokens, kv.limit)
     then
         return huge

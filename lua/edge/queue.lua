@@ -8,9 +8,11 @@
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
 local fleet = require "edge.fleet"
+local leases = require "edge.leases"
 local lines = require "edge.lines"
 local pace = require "edge.pace"
 local pick = require "edge.pick"
+local redis = require "edge.redis"
 local request = require "edge.request"
 local rules = require "edge.rules"
 local slots = require "edge.slots"
@@ -74,7 +76,7 @@ local function try(state)
     for _ = 1, TRIES do
         local backend, reason = choose(state)
         if not backend then
-            return nil, reason
+            return nil, reason == "full" and redis.options() and leases.borrow(state) or reason
         end
         if take(state, backend) then
             return backend
@@ -167,6 +169,10 @@ function _M.refusal(state, reason)
         return 429, "queue_timeout", "Every engine of " .. whose .. " was at its limit for "
             .. floor(state.waited * 10 + 0.5) / 10 .. " s. Nothing was started; try again later.",
             { retry_after = pace.retry_after(model.id, _M.length(model) + 1, model.wait) }
+
+    elseif reason == "state" then
+        return 503, "state_unavailable", "Redis, in which the slots of model '" .. model.id
+            .. "' are counted, does not answer. Nothing was started; try again shortly.", { retry_after = 1 }
 
     elseif reason == "cancelled" then
         return 503, "cancelled", "An operator has ended this request while it waited. Nothing was started.",

@@ -7,6 +7,7 @@
 local metrics = require "edge.metrics"
 local resp = require "edge.resp"
 
+local exiting = ngx.worker.exiting
 local format = string.format
 local gsub = string.gsub
 local byte = string.byte
@@ -135,12 +136,13 @@ local function greet(sock)
 end
 
 
-local function open_socket(host, port, pool)
+-- `patience`: milliseconds beyond the usual that an answer may take.
+local function open_socket(host, port, pool, patience)
     local sock, err = tcp()
     if not sock then
         return nil, err
     end
-    sock:settimeouts(options.timeout, options.timeout, options.timeout)
+    sock:settimeouts(options.timeout, options.timeout, options.timeout + (patience or 0))
     local ok
     ok, err = sock:connect(host, port, { pool = pool, pool_size = POOL_SIZE, backlog = POOL_BACKLOG })
     if not ok then
@@ -171,7 +173,7 @@ end
 local master_cache = {}
 
 
-local function connect()
+local function connect(patience)
     local host, port, pool = options.host, options.port, pool_name
     if options.sentinels then
         if not master_cache.host then
@@ -184,7 +186,7 @@ local function connect()
         host, port = master_cache.host, master_cache.port
         pool = pool .. host .. ":" .. port
     end
-    local sock, err = open_socket(host, port, pool)
+    local sock, err = open_socket(host, port, pool, patience)
     if sock and sock:getreusedtimes() == 0 then
         local ok
         ok, err = greet(sock)
@@ -199,8 +201,8 @@ end
 
 -- One try. Besides the reply and its reason: whether Redis itself refused, and whether the connection
 -- had been used before (it may have been closed meanwhile).
-local function try(args)
-    local sock, err = connect()
+local function try(args, patience)
+    local sock, err = connect(patience)
     if not sock then
         return nil, err
     end
@@ -210,6 +212,10 @@ local function try(args)
     if reply == nil and not refused then
         sock:close()
         return nil, err, false, reused and err == "closed"
+    end
+    -- nginx complains of connections that a worker leaves open when it ends.
+    if exiting() then
+        sock:close()
 
     else
         sock:setkeepalive(IDLE_MS)
@@ -236,6 +242,13 @@ local function call(args)
     metrics.add(trips, 1)
     metrics.add(trip_seconds, now() - began)
     return reply, err, refused
+end
+
+
+-- A command that waits for something, for `seconds` at most. The same answers; a failure is no news of
+-- Redis itself.
+function _M.wait(args, seconds)
+    return try(args, seconds * 1000)
 end
 
 

@@ -1,26 +1,27 @@
--- This edge among those that share a Redis: its name there, how many there are, and whether Redis
--- answers. Once a second one worker says that the edge is there; while Redis is silent it asks more often.
+-- This edge among those that share a Redis: its name there, how many there are, and what they must tell a
+-- Redis that has begun anew.
 
+local lease_scripts = require "edge.lease_scripts"
 local limit_scripts = require "edge.limit_scripts"
 local limit_store = require "edge.limit_store"
 local redis = require "edge.redis"
 
-local every = ngx.timer.every
 local find = string.find
 local format = string.format
 local ipairs = ipairs
-local log = ngx.log
 local match = string.match
 local max = math.max
 local now = ngx.now
-local ERR = ngx.ERR
 
 local dict = ngx.shared.edge_state
 local spent_dict = ngx.shared.edge_budgets
 
--- Seconds: between two looks, between two words to Redis, and how long an edge counts as there.
-local LOOK, INTERVAL, TTL = 0.25, 1, 5
-local EDGES, SINCE, EPOCH = "redis/edges", "redis/since", "redis/epoch"
+-- Seconds without a word after which an edge no longer counts as there.
+local TTL = 5
+-- Milliseconds: when no edge was heard for so long Redis was away, and has perhaps forgotten what each
+-- has in flight; then it lends nothing until all have told it, which they do once a second.
+local SILENCE, CLOSED = 3000, 1500
+local EDGES, SINCE, EPOCH, NAME = "redis/edges", "redis/since", "redis/epoch", "redis/name"
 
 
 local _M = {
@@ -65,11 +66,13 @@ function _M.init()
     prefix = options.prefix .. ":"
     id = read_id(ngx.config.prefix() .. "run/edge.id")
     dict:safe_add(SINCE, now())
+    dict:safe_add(NAME, id .. format("-%x", now() * 1000))
 end
 
 
-function _M.id()
-    return id
+-- What this edge is called in Redis: another name after each start, since what it had then is gone.
+function _M.name()
+    return dict:get(NAME)
 end
 
 
@@ -83,18 +86,6 @@ end
 function _M.edges()
     return max(dict:get(EDGES) or 1, 1)
 end
-
-
--- KEYS: the edges with the moment at which each is gone, and a name that this Redis has had since it was
--- empty. ARGV: this edge, milliseconds, a name if there is none yet.
-local BEAT = redis.script([[
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-redis.call('SET', KEYS[2], ARGV[3], 'NX')
-return { redis.call('ZCARD', KEYS[1]), redis.call('GET', KEYS[2]) }
-]])
 
 
 -- A Redis that has begun anew learns what is spent of budgets.
@@ -117,45 +108,34 @@ local function remind()
 end
 
 
--- Says that this edge is there. True when Redis has answered.
-local function beat()
-    local fresh = id .. format("%.3f", now())
-    local reply = redis.eval(BEAT, { "", "", 2, _M.key("edges"), _M.key("epoch"), id, TTL * 1000, fresh })
+-- Says that this edge is there. True when Redis has answered, and whether it did not know the edge; nil
+-- and the reason when it did not.
+function _M.beat()
+    local name = _M.name()
+    local reply, err = redis.eval(lease_scripts.beat, {
+        "", "", 4, _M.key("edges"), _M.key("epoch"), _M.key("beat"), _M.key("closed"),
+        name, id .. "-", TTL * 1000, name .. format("/%.3f", now()), SILENCE, CLOSED,
+    })
     if not reply then
-        return false
+        return nil, err
     end
     if dict:get(EPOCH) ~= reply[2] then
-        if not remind() then
-            return false
+        local ok
+        ok, err = remind()
+        if not ok then
+            return nil, err
         end
         dict:safe_set(EPOCH, reply[2])
     end
     dict:safe_set(EDGES, reply[1])
-    if not redis.usable() then
-        dict:safe_set(SINCE, now())
-        redis.mend()
-    end
-    return true
+    return true, reply[3] == 1
 end
 
 
-local function look(premature)
-    local pause = redis.usable() and INTERVAL or LOOK
-    if premature or not dict:safe_add("redis/turn", true, pause - 0.05) then
-        return
-    end
-    beat()
-end
-
-
-function _M.init_worker()
-    if not redis.options() then
-        return
-    end
-    local ok, err = every(LOOK, look)
-    if not ok then
-        log(ERR, "edge: shared state: could not start: ", err)
-    end
+-- Redis answers again, and knows all that it must.
+function _M.mend()
+    dict:safe_set(SINCE, now())
+    redis.mend()
 end
 
 

@@ -6,11 +6,13 @@
 -- What is counted is any table with count_id, pid, own_key, total_key (see name) and, perhaps, limit: a
 -- backend, or a model's waiting requests (queue.lua), or the concurrent requests of a key (limits.lua).
 -- A backend's count_id has its address: when an id moves to another engine, what still runs on the old
--- one takes no room on the new one. The others' begin with a word and a slash.
+-- one takes no room on the new one. The others' begin with a word and a slash. Where several edges share
+-- a limit, lease_key says where the part that was lent to this one stands (leases.lua).
 
 local log = ngx.log
 local ERR = ngx.ERR
 local find = string.find
+local min = math.min
 local next, pairs = next, pairs
 local worker_pid = ngx.worker.pid
 
@@ -21,6 +23,8 @@ local _M = {}
 
 -- own_key -> count_id of what this worker has registered under its pid, so that the janitor finds it.
 local registered_cache = {}
+-- Called when the last of what was lent is taken; must not yield.
+local low
 
 
 -- Gives `counted` the keys of what is counted under `id`.
@@ -74,6 +78,44 @@ function _M.force(backend, weight)
 end
 
 
+-- Who hears that all is in use that this edge was lent of something.
+function _M.when_low(callback)
+    low = callback
+end
+
+
+-- Like fits, for a part that was lent: what is heavier than the whole limit needs all of it.
+local function fits_lease(backend, held, weight)
+    local limit = backend.limit
+    local lease = min(dict:get(backend.lease_key) or 0, limit)
+    return held + weight <= lease or held == 0 and weight > limit and lease == limit, lease
+end
+
+
+-- Whether there is room for `weight` more where `held` is in flight. The first may be of any weight.
+function _M.fits(backend, held, weight)
+    local limit = backend.limit
+    if limit and backend.lease_key then
+        return (fits_lease(backend, held, weight))
+    end
+    return not limit or held + weight <= limit or held == 0
+end
+
+
+local function take_lease(backend, weight, total)
+    local fits, lease = fits_lease(backend, total - weight, weight)
+    if not fits then
+        add(backend.total_key, -weight)
+        return false
+    end
+    add(backend.own_key, weight)
+    if total >= lease then
+        low(backend)
+    end
+    return true
+end
+
+
 -- The same within the backend's limit: false when it has no room, and nothing is counted. A request
 -- heavier than the limit runs alone.
 function _M.take(backend, weight)
@@ -86,6 +128,9 @@ function _M.take(backend, weight)
         register(backend)
     end
     local total = add(backend.total_key, weight)
+    if total and backend.lease_key then
+        return take_lease(backend, weight, total)
+    end
     if total and total > limit and total ~= weight then
         add(backend.total_key, -weight)
         return false
@@ -103,12 +148,7 @@ end
 
 -- Whether take would succeed now.
 function _M.has_room(backend, weight)
-    local limit = backend.limit
-    if not limit then
-        return true
-    end
-    local held = dict:get(backend.total_key) or 0
-    return held + weight <= limit or held == 0
+    return not backend.limit or _M.fits(backend, dict:get(backend.total_key) or 0, weight)
 end
 
 

@@ -4,6 +4,7 @@
 local cjson = require "cjson.safe"
 local engine_state = require "edge.engine_state"
 local kv = require "edge.kv"
+local shared_state = require "edge.shared_state"
 local slots = require "edge.slots"
 local policy = require "edge.policy"
 
@@ -173,7 +174,9 @@ function _M.measured(backend, sample, ttl)
     if sample.kv_tokens and sample.kv_tokens > 0 then
         local part, size = _M.kv(backend)
         resized = size ~= sample.kv_tokens
-        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, slots.in_flight(backend.kv))
+        -- Other edges are taken to have as much there.
+        local estimated = slots.in_flight(backend.kv) * shared_state.edges()
+        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, estimated)
         -- It is the engine's as long as it runs: no time to live.
         set("kv:" .. backend.state_key, sample.kv_tokens .. " " .. part)
     end
@@ -269,7 +272,8 @@ end
 local function refresh_budgets(model)
     for _, backend in ipairs(model.backends) do
         local part, size = _M.kv(backend)
-        backend.kv.limit = model.kv_budget and size and kv.budget(size, part) or nil
+        -- Edges that share an engine each give away their share.
+        backend.kv.limit = model.kv_budget and size and kv.budget(size, part) / shared_state.edges() or nil
     end
     model.limited = model.bounded or has_budget(model)
 end
