@@ -7,6 +7,7 @@
 -- Between classes: the higher first, but of eight places one goes to the lowest class that waits and
 -- one to the middle one first, so that nobody starves.
 
+local floor = math.floor
 local max = math.max
 
 
@@ -43,6 +44,26 @@ end
 -- Whether a ticket is before another: by tag, then by the order in which they came.
 function _M.before(tag, number, other_tag, other_number)
     return tag < other_tag or tag == other_tag and number < other_number
+end
+
+
+local before = _M.before
+
+
+-- Where in a sorted list a ticket stands, or is to stand.
+function _M.place(list, ticket)
+    local low, high = 1, #list + 1
+    while low < high do
+        local middle = floor((low + high) / 2)
+        local other = list[middle]
+        if before(other.tag, other.number, ticket.tag, ticket.number) then
+            low = middle + 1
+
+        else
+            high = middle
+        end
+    end
+    return low
 end
 
 

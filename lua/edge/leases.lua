@@ -4,6 +4,7 @@
 
 local lending = require "edge.lending"
 local lines = require "edge.lines"
+local order = require "edge.order"
 local redis = require "edge.redis"
 local rules = require "edge.rules"
 local shared_state = require "edge.shared_state"
@@ -21,7 +22,7 @@ local sleep = ngx.sleep
 local timer_at = ngx.timer.at
 
 -- A worker asks for what it needs until so long (seconds) after it was last needed, this often.
-local LAST, FIRST_PAUSE, PAUSE = 0.12, 0.003, 0.008
+local LAST, FIRST_PAUSE, PAUSE = 0.12, 0.003, 0.005
 -- How often, and how long apart, a request that would be refused asks whether others have some unused.
 local WAITS = { 0.003, 0.008, 0.02, 0.02 }
 -- No request waits longer than this for Redis to lend at all.
@@ -49,7 +50,7 @@ local function ask()
             local missing, lease = lending.missing(id, need.weight)
             list[#list + 1] = {
                 id = id, need = missing, model = need.counted.model,
-                like = max(need.like, lending.liked(id, need.counted.limit) - lease - missing),
+                like = need.weight > 0 and need.like or max(0, lending.liked(id, need.counted.limit) - lease),
             }
         end
     end
@@ -110,7 +111,10 @@ function _M.borrow(state)
     end
     local scope = rules.scope(state.model, state.rule)
     local ready, n = scope and scope.ready, scope and scope.ready_count or 0
-    local like = scope and slots.in_flight(scope.waiting) or 0
+    local ticket = state.ticket
+    -- While others wait too, what is free is lent one by one, in their order.
+    local alone = scope and not (ticket and order.contested(ticket.line))
+    local like = alone and slots.in_flight(scope.waiting) or 0
     turn_cache = turn_cache % ROUND + 1
     for i = 1, min(n, BACKENDS) do
         local backend = ready[(turn_cache + i) % n + 1]
@@ -154,6 +158,10 @@ function _M.give_back(key)
         return
     end
     local id = key:sub(#start + 1)
+    local model = lending.model_of(id)
+    if model then
+        order.press(model)
+    end
     lending.lower(id, 0)
     lending.exchange({ { id = id, need = 0, like = 0 } })
     lending.unlock()

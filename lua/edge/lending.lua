@@ -60,6 +60,12 @@ local function unlock()
 end
 
 
+-- The model of a backend that is lent; nil for other things.
+function _M.model_of(id)
+    return dict:get("model:" .. id)
+end
+
+
 -- What this edge would like to have of a limit where nobody is short: its share of it, or some more than
 -- what is in flight.
 local function liked(id, limit)
@@ -88,6 +94,9 @@ function _M.register(counted)
     end
     if dict:safe_add(key, 0) then
         local number = dict:incr(COUNT, 1, 0)
+        if counted.model then
+            dict:safe_set("model:" .. id, counted.model)
+        end
         if number > MOST or not dict:safe_set(AT .. number, id) then
             log(ERR, "edge: leases: too many limits; this edge counts ", id, " by itself")
             dict:delete(key)

@@ -3,22 +3,27 @@
 -- Only the ticket's own worker serves it, so that no slot is ever on its way between two workers. What
 -- a dead worker showed is removed by whoever it holds up.
 --
+-- Where several edges share a Redis their tickets have one order too (order.lua).
+--
 -- A model has one line, and further ones for requests that not every backend of it can take, or may:
 -- those would hold up the others.
 
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
+local line_table = require "edge.line_table"
+local order = require "edge.order"
+local redis = require "edge.redis"
 local semaphore = require "ngx.semaphore"
 local slots = require "edge.slots"
 local workers = require "edge.workers"
 
 local before = fair.before
+local place_in = fair.place
 local CLASSES = fair.CLASSES
 local log = ngx.log
 local now = ngx.now
 local worker_pid = ngx.worker.pid
 local ERR = ngx.ERR
-local floor = math.floor
 local insert = table.insert
 local max = math.max
 local next, pairs = next, pairs
@@ -37,6 +42,7 @@ local _M = {}
 -- Model id -> name of the line -> this worker's waiting requests in it: a sorted array for each class.
 local lines_cache = {}
 local pids_cache, pids_until = {}, 0
+order.watch(lines_cache)
 
 
 local function others()
@@ -71,16 +77,6 @@ local function count(key, value)
 end
 
 
-local function line_name(state)
-    if state.pinned then
-        return "backend/" .. state.pinned
-    end
-    local pool = state.rule and state.rule.pool
-    return (pool and "pool/" .. pool .. "/" or "")
-        .. (state.reported and "adapter/" .. state.name .. "/" or "model/") .. state.model.id
-end
-
-
 local function line_of(state)
     local id = state.model.id
     local lines = lines_cache[id]
@@ -88,17 +84,10 @@ local function line_of(state)
         lines = {}
         lines_cache[id] = lines
     end
-    local name = line_name(state)
+    local name = line_table.name(state)
     local line = lines[name]
     if not line then
-        line = { model = id, name = name, last = "last:" .. name, turn = "turn:" .. name }
-        for class = 1, CLASSES do
-            line[class] = {
-                first = "first:" .. name .. ":" .. class .. ":",    -- and a worker's pid
-                virtual = "virtual:" .. name .. ":" .. class,
-                finish = "finish:" .. name .. ":" .. class .. ":",  -- and a key's name
-            }
-        end
+        line = line_table.build(id, name, redis.options() ~= nil)
         lines[name] = line
     end
     return line
@@ -140,15 +129,19 @@ local function is_behind(list, mine)
             dict:delete(list.first .. pid)
         end
     end
+    if list.others then
+        local tag, number = dict:get(list.others)
+        return tag ~= nil and (not mine or before(tag, number or 0, mine.tag, mine.number))
+    end
     return false
 end
 
 
 -- The ticket of this worker that is to be served now; nil when it is another worker's turn.
 function _M.front(line)
-    local order = fair.order(dict:get(line.turn) or 0)
+    local classes = fair.order(dict:get(line.turn) or 0)
     for i = 1, CLASSES do
-        local list = line[order[i]]
+        local list = line[classes[i]]
         local mine = list[1]
         if is_behind(list, mine) then
             return nil
@@ -160,87 +153,11 @@ function _M.front(line)
 end
 
 
--- Where in a sorted list a ticket stands, or is to stand.
-local function place_of(list, waiter)
-    local low, high = 1, #list + 1
-    while low < high do
-        local middle = floor((low + high) / 2)
-        local other = list[middle]
-        if before(other.tag, other.number, waiter.tag, waiter.number) then
-            low = middle + 1
-
-        else
-            high = middle
-        end
-    end
-    return low
-end
-
-
 -- Of a key's waiting requests a count of their own, like those of a backend's slots.
 local function share_of(counted, key)
     local share = {}
     slots.name(share, counted.count_id .. "/key/" .. key.name)
     return share
-end
-
-
--- A place among those `counted`, or nil and why there is none.
-local function take_place(state, counted, class)
-    local share = state.key and share_of(counted, state.key)
-    if share and not fair.may_join(slots.in_flight(share), slots.in_flight(counted), counted.limit) then
-        return nil, "share"
-    end
-    if not slots.take(counted, 1) then
-        return nil, "crowded"
-    end
-    if share then
-        slots.force(share, 1)
-    end
-    slots.force(counted.classes[class], 1)
-    return true, share
-end
-
-
--- Puts a request of a class into its line, one more among the `counted`. nil and why when there is no
--- place.
-function _M.join(state, counted, class, deadline)
-    local ok, share = take_place(state, counted, class)
-    if not ok then
-        return nil, share
-    end
-    local key = state.key
-    local line = line_of(state)
-    local list = line[class]
-    local cost = estimate.prompt(state) + estimate.answers(state) + 1
-    local weight = key and key.weight or 1
-    local finish = list.finish .. (key and key.name or "")
-    local tag, ends = fair.tag(dict:get(list.virtual) or 0, dict:get(finish) or 0, cost, weight)
-    set(finish, ends, FORGET)
-    local waiter = {
-        line = line,
-        list = list,
-        class = counted.classes[class],
-        tag = tag,
-        number = count(line.last, 1) or 0,
-        finish = finish,
-        share = share,
-        span = ends - tag,
-        counted = counted,
-        since = now(),
-        until_ = deadline,
-        freed = false,       -- what queue.lua last knew of freed slots, and when it asks anyway
-        ask_at = 0,
-        bell = semaphore.new(0),
-    }
-    local place = place_of(list, waiter)
-    insert(list, place, waiter)
-    if place == 1 then
-        show(list)
-    end
-    state.ticket = waiter
-    state.place = slots.in_flight(counted)
-    return waiter
 end
 
 
@@ -255,6 +172,98 @@ local function forget(line)
     if not next(lines) then
         lines_cache[line.model] = nil
     end
+end
+
+
+-- nil and why when there is no place among those `counted`.
+local function has_place(state, counted, share)
+    local waiting = slots.in_flight(counted)
+    if share and not fair.may_join(slots.in_flight(share), waiting, counted.limit) then
+        return nil, "share"
+    end
+    if waiting >= counted.limit then
+        return nil, "crowded"
+    end
+    return true
+end
+
+
+-- A place among those `counted`, or nil and why there is none.
+local function take_place(state, counted, class, share)
+    local ok, why = has_place(state, counted, share)
+    if not ok then
+        return nil, why
+    end
+    if not slots.take(counted, 1) then
+        return nil, "crowded"
+    end
+    if share then
+        slots.force(share, 1)
+    end
+    slots.force(counted.classes[class], 1)
+    return true
+end
+
+
+-- A new ticket: its tag, the end of its key's tickets, its number (nil: the next one here), and where that
+-- end stands. One order over all edges if there is a Redis; yields then.
+local function ticket_of(state, class)
+    local line = line_table.build(state.model.id, line_table.name(state), true)
+    local list = line[class]
+    local finish = list.finish .. (state.key and state.key.name or "")
+    local cost = estimate.prompt(state) + estimate.answers(state) + 1
+    local weight = state.key and state.key.weight or 1
+    local tag, ends, number = order.ticket(line, list, finish, cost / weight, FORGET)
+    if tag then
+        set(line.last, max(number, dict:get(line.last) or 0))
+        return tag, ends, number, finish
+    end
+    tag, ends = fair.tag(dict:get(list.virtual) or 0, dict:get(finish) or 0, cost, weight)
+    return tag, ends, nil, finish
+end
+
+
+-- Puts a request of a class into its line, one more among the `counted`. nil and why when there is no
+-- place. Nothing is taken before the last moment that may yield: the client may leave then.
+function _M.join(state, counted, class, deadline)
+    local share = state.key and share_of(counted, state.key)
+    local ok, why = has_place(state, counted, share)
+    if not ok then
+        return nil, why
+    end
+    local tag, ends, number, finish = ticket_of(state, class)
+    ok, why = take_place(state, counted, class, share)
+    if not ok then
+        return nil, why
+    end
+    local line = line_of(state)
+    local list = line[class]
+    set(finish, ends, FORGET)
+    local waiter = {
+        line = line,
+        list = list,
+        class = counted.classes[class],
+        tag = tag,
+        number = number or count(line.last, 1) or 0,
+        finish = finish,
+        share = share,
+        span = ends - tag,
+        counted = counted,
+        since = now(),
+        until_ = deadline,
+        freed = false,       -- what queue.lua last knew of freed slots, and when it asks anyway
+        ask_at = 0,
+        bell = semaphore.new(0),
+    }
+    local place = place_in(list, waiter)
+    insert(list, place, waiter)
+    if place == 1 then
+        show(list)
+    end
+    state.ticket = waiter
+    state.place = slots.in_flight(counted)
+    order.joined()
+    return waiter
 end
 
 
@@ -274,12 +283,14 @@ function _M.leave(state, served)
         if waiter.tag > (dict:get(list.virtual) or 0) then
             set(list.virtual, waiter.tag)
         end
+        order.served(line, list.number, waiter.tag)
 
     else
         -- Its key pays for what is served, not for what has left.
         dict:incr(waiter.finish, -waiter.span)
+        order.refund(waiter.finish, waiter.span)
     end
-    local place = place_of(list, waiter)
+    local place = place_in(list, waiter)
     remove(list, place)
     if place == 1 then
         show(list)

@@ -10,6 +10,7 @@ local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local leases = require "edge.leases"
 local lines = require "edge.lines"
+local order = require "edge.order"
 local pace = require "edge.pace"
 local pick = require "edge.pick"
 local redis = require "edge.redis"
@@ -198,7 +199,7 @@ local function take_one(state)
         state.kv_tokens = estimate.cache(state)
     end
     local backend, reason = nil, "full"
-    if not scope.limited or slots.in_flight(scope.waiting) == 0 then
+    if not scope.limited or slots.in_flight(scope.waiting) == 0 and not order.pressed(state.model.id) then
         backend, reason = try(state)
     end
     if not backend and reason == "full" then

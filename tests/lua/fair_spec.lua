@@ -91,4 +91,18 @@ describe("the share of one key in a line", function()
         assert.is_true(fair.may_join(0, waiting, 300))
         assert.is_true(fair.may_join(0, 0, 1))
     end)
+
+    it("finds the place of a ticket in a sorted list", function()
+        local list = {}
+        for i, tag in ipairs({ 1, 3, 3, 7 }) do
+            list[i] = { tag = tag, number = i }
+        end
+        assert.equal(1, fair.place({}, { tag = 5, number = 1 }))
+        assert.equal(1, fair.place(list, { tag = 0, number = 9 }))
+        assert.equal(4, fair.place(list, { tag = 3, number = 9 }))
+        assert.equal(5, fair.place(list, { tag = 7, number = 9 }))
+        for i, ticket in ipairs(list) do
+            assert.equal(i, fair.place(list, ticket))
+        end
+    end)
 end)
