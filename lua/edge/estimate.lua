@@ -38,6 +38,7 @@ local function learned(model)
             bytes = dict:get("bytes/" .. model.id) or BYTES_PER_TOKEN,
             answer = dict:get("answer/" .. model.id) or ANSWER,
             part = dict:get("part/" .. model.id) or 1,
+            shared = {},  -- what the dictionary was last given of each
         }
         learned_cache[model.id] = known
     end
@@ -45,14 +46,17 @@ local function learned(model)
 end
 
 
-local function share(key, value)
-    local was = dict:get(key)
+-- Lets new workers begin where this one is.
+local function share(model, what)
+    local known = learned_cache[model.id]
+    local value, was = known[what], known.shared[what]
     if was and abs(value - was) < NEWS * was then
         return
     end
-    local ok, err = dict:safe_set(key, value)
+    known.shared[what] = value
+    local ok, err = dict:safe_set(what .. "/" .. model.id, value)
     if not ok then
-        log(ERR, "edge: estimate: could not store ", key, ": ", err)
+        log(ERR, "edge: estimate: could not store ", what, " of ", model.id, ": ", err)
     end
 end
 
@@ -97,7 +101,7 @@ function _M.learn(state, prompt_tokens, completion_tokens)
     local known = learned(model)
     if prompt_tokens and prompt_tokens > 0 and state.body_size > 0 then
         known.bytes = known.bytes + SHARE * (state.body_size / prompt_tokens - known.bytes)
-        share("bytes/" .. model.id, known.bytes)
+        share(model, "bytes")
     end
     if not completion_tokens then
         return
@@ -105,11 +109,11 @@ function _M.learn(state, prompt_tokens, completion_tokens)
     local each, limit = completion_tokens / state.weight, state.max_tokens
     if not limit then
         known.answer = known.answer + SHARE * (each - known.answer)
-        share("answer/" .. model.id, known.answer)
+        share(model, "answer")
 
     elseif limit > 0 then
         known.part = known.part + SHARE * (min(1, each / limit) - known.part)
-        share("part/" .. model.id, known.part)
+        share(model, "part")
     end
 end
 

@@ -119,7 +119,7 @@ local function read_answer(taken, reply)
             taken[i] = tonumber(reply[3 + n])
             if n == refused then
                 taken.refused = i
-                taken.wait = rule.kind == "budget" and limit_store.left_of(rule.period, taken.at)
+                taken.wait = rule.kind == "budget" and limit_store.left_of(rule, taken.at)
                     or tonumber(reply[2])
             end
             if rule.kind == "budget" then
@@ -265,7 +265,7 @@ function _M.left(taken, i, time)
     end
     local rule, value = taken.rules[i], taken[i]
     if rule.kind == "budget" then
-        return max(rule.limit - value, 0), limit_store.left_of(rule.period, time)
+        return max(rule.limit - value, 0), limit_store.left_of(rule, time)
     end
     local ahead = max(value - taken.left, 0)
     return max(floor((MINUTE - ahead) / rule.each + 1e-6), 0), ahead

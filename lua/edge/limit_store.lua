@@ -27,9 +27,9 @@ local dict = ngx.shared.edge_limits
 local spent_dict = ngx.shared.edge_budgets
 
 local MINUTE = limit_rules.MINUTE
--- A lock is held for a microsecond; longer only by a worker that was killed in between (seconds).
-local LOCK_TTL = 0.05
-local SPINS = 200000
+-- A lock is held for a microsecond; longer only by a worker that was killed in between. Then it is taken
+-- from it, after some ten milliseconds.
+local SPINS = 100000
 local PERIOD = { day = "!%Y-%m-%d", month = "!%Y-%m" }
 -- A finished period is kept a little longer, for requests that end after it.
 local KEEP = { day = 2 * 86400, month = 33 * 86400 }
@@ -53,18 +53,27 @@ local function count(in_dict, key, value, ttl)
 end
 
 
+-- A counter, not a key that comes and goes: those cost several times as much, and a limit that is not
+-- reached takes the lock for nearly every request.
+local function lock(name)
+    for _ = 1, SPINS do
+        if count(dict, name, 1) == 1 then
+            return
+        end
+        dict:incr(name, -1)
+    end
+    log(ERR, "edge: limits: took the lock ", name, " from a worker that is gone")
+    dict:safe_set(name, 1)
+end
+
+
 -- A bucket that was full: nothing is saved up beyond a minute. Two workers must not both move the
 -- moment up to now.
 local function take_first(rule, step, time)
-    local lock = rule.lock
-    for _ = 1, SPINS do
-        if dict:add(lock, true, LOCK_TTL) then
-            break
-        end
-    end
+    lock(rule.lock)
     local at = dict:get(rule.name) or 0
     local mark = count(dict, rule.name, max(time - at, 0) + step)
-    dict:delete(lock)
+    dict:incr(rule.lock, -1)
     return mark
 end
 
@@ -86,23 +95,35 @@ local function take_rate(rule, cost, time)
 end
 
 
--- The key of the period in which `time` lies.
-local function budget_key(rule, time)
-    return rule.name .. date(PERIOD[rule.period], time)
+-- When the period in which `time` lies began and ends (UTC).
+local function bounds_of(period, time)
+    local t = date("!*t", time)
+    local day = floor(time) - t.hour * 3600 - t.min * 60 - t.sec
+    if period == "day" then
+        return day, day + 86400
+    end
+    -- Both ends as local times: what the zone adds falls out.
+    local here = time_of({ year = t.year, month = t.month, day = 1, hour = 12 })
+    local after = time_of({ year = t.year, month = t.month + 1, day = 1, hour = 12 })
+    local first = day - (t.day - 1) * 86400
+    return first, first + floor((after - here) / 86400 + 0.5) * 86400
 end
 
 
--- Seconds until the period ends (UTC).
-local function left_of(period, time)
-    local t = date("!*t", time)
-    local into_day = t.hour * 3600 + t.min * 60 + t.sec
-    if period == "day" then
-        return 86400 - into_day
+-- The key of the period in which `time` lies. Rules keep it: dates cost more than all the rest.
+local function budget_key(rule, time)
+    if not rule.key or time >= rule.ends or time < rule.begins then
+        rule.begins, rule.ends = bounds_of(rule.period, time)
+        rule.key = rule.name .. date(PERIOD[rule.period], time)
     end
-    -- Both ends as local times: what the zone adds falls out.
-    local here = time_of({ year = t.year, month = t.month, day = t.day, hour = 12 })
-    local first = time_of({ year = t.year, month = t.month + 1, day = 1, hour = 12 })
-    return floor((first - here) / 86400 + 0.5) * 86400 - into_day
+    return rule.key
+end
+
+
+-- Seconds until the period of a budget ends.
+local function left_of(rule, time)
+    budget_key(rule, time)
+    return rule.ends - time
 end
 
 
@@ -111,7 +132,7 @@ local function take_budget(rule, cost, time)
     local used = count(spent_dict, key, cost, KEEP[rule.period])
     if used > rule.limit then
         count(spent_dict, key, -cost)
-        return nil, left_of(rule.period, time)
+        return nil, left_of(rule, time)
     end
     return used
 end
@@ -241,11 +262,13 @@ end
 -- How much is left of a request's rule, and in how many seconds all of it will be.
 function _M.left(taken, i, time)
     local rule, share = taken.rules[i], taken.share
+    -- What was given back because another rule refused is in no mark.
+    local mark = not taken.refused and taken[i]
     if rule.kind == "budget" then
-        local used = spent_dict:get(budget_key(rule, time)) or 0
-        return floor(max(rule.limit - used, 0) / share), left_of(rule.period, time)
+        local used = mark or spent_dict:get(budget_key(rule, time)) or 0
+        return floor(max(rule.limit - used, 0) / share), left_of(rule, time)
     end
-    local ahead = max((dict:get(rule.name) or 0) - time, 0)
+    local ahead = max((mark or dict:get(rule.name) or 0) - time, 0)
     return max(floor((MINUTE - ahead) / (rule.each * share) + 1e-6), 0), ahead
 end
 

@@ -22,6 +22,14 @@ local _M = {}
 
 local NO_KEY = {}
 local UNITS = { "requests", "tokens" }
+local HEADERS = {}
+for _, unit in ipairs(UNITS) do
+    HEADERS[unit] = {
+        limit = "x-ratelimit-limit-" .. unit,
+        left = "x-ratelimit-remaining-" .. unit,
+        reset = "x-ratelimit-reset-" .. unit,
+    }
+end
 local WEAK = { __mode = "k" }
 
 -- Model -> key entry -> rules, or false when there are none. Both are made anew when they change, and
@@ -86,9 +94,10 @@ local function tell(taken)
             end
         end
         if tightest then
-            header["x-ratelimit-limit-" .. unit] = tightest.limit
-            header["x-ratelimit-remaining-" .. unit] = least
-            header["x-ratelimit-reset-" .. unit] = duration(reset)
+            local names = HEADERS[unit]
+            header[names.limit] = tightest.limit
+            header[names.left] = least
+            header[names.reset] = duration(reset)
         end
     end
 end
