@@ -7,11 +7,14 @@
 local floor = math.floor
 local max = math.max
 local min = math.min
+local sqrt = math.sqrt
 
 -- Of the cache, this much is given away.
 local FULL = 0.95
 -- What runs grows until it ends: its part now is less than its part then.
 local GROWTH = 1.25
+-- Of a few sequences all may be long and near their end at the same time; of many, only some are.
+local SPREAD = 1
 local LEAST = 0.05
 -- Below this much of the cache estimates say little about sharing.
 local TELLING = 0.2
@@ -22,13 +25,15 @@ local _M = {}
 
 
 -- The part of estimated tokens that is really used, from 0.05 to 1, with a new measurement: `before` is
--- what it was (nil: not known yet), `usage` 0 to 1, `size` and `estimated` in tokens.
-function _M.learn(before, usage, size, estimated)
+-- what it was (nil: not known yet), `usage` 0 to 1, `size` and `estimated` in tokens, of so many
+-- `sequences`.
+function _M.learn(before, usage, size, estimated, sequences)
     local part = before or 1
     if not usage or estimated < TELLING * size then
         return part
     end
-    local measured = max(LEAST, min(1, GROWTH * usage * size / estimated))
+    local grown = (GROWTH + SPREAD / sqrt(max(1, sequences))) * usage
+    local measured = max(LEAST, min(1, grown * size / estimated))
     return part + NEWS * (measured - part)
 end
 

@@ -175,8 +175,9 @@ function _M.measured(backend, sample, ttl)
         local part, size = _M.kv(backend)
         resized = size ~= sample.kv_tokens
         -- Other edges are taken to have as much there.
-        local estimated = slots.in_flight(backend.kv) * shared_state.edges()
-        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, estimated)
+        local edges = shared_state.edges()
+        local estimated, sequences = slots.in_flight(backend.kv) * edges, slots.in_flight(backend) * edges
+        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, estimated, sequences)
         -- It is the engine's as long as it runs: no time to live.
         set("kv:" .. backend.state_key, sample.kv_tokens .. " " .. part)
     end

@@ -104,3 +104,20 @@ def test_without_the_budget_nothing_waits(engine: ScriptedEngine) -> None:
             assert client.head().status == 200
             client.close()
         edge.idle()
+
+
+def test_an_edge_that_has_just_started_learns_soon(engine: ScriptedEngine) -> None:
+    """Text of a token every two bytes, all of it guessed at four: the engine got twice what fits, for minutes."""
+    text = "a " * 5_000
+    content = fleet(engine)
+    content["edge"]["workers"] = 1
+    with Edge(content) as edge:
+        small_cache(edge, engine, tokens=1_000_000)
+        for _ in range(5):
+            assert edge.chat(chat("alpha", text, tokens=1)).json()["usage"]["prompt_tokens"] == 5_000
+        client = edge.raw()
+        client.request(CHAT, {**chat("alpha", text, stream=True, tokens=100_000, delay_ms=50), "max_tokens": 100})
+        assert client.head().status == 200
+        assert 4_000 <= edge.backends()["alpha-1"]["kv_in_flight"] <= 5_500
+        client.close()
+        edge.idle()
