@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-test-fast run stop status render reload check lint format test test-fast \
-        test-openresty bench-edge prove-edge prove-fuzz prove-balancing lock schema clean vllm-runtime
+        test-openresty bench-edge prove-edge prove-fuzz prove-balancing prove-front-desk lock schema clean vllm-runtime
 
 export PYTHON
 
@@ -89,6 +89,9 @@ prove-edge: setup-test-fast prove-fuzz ## every long proof of the edge; figures 
 
 prove-balancing: setup-test-fast vllm-runtime ## chaos, changes, hung engines; hits and speed beside other routers
 	.venv/bin/python -m tests.balancing.prove
+
+prove-front-desk: setup-test-fast vllm-runtime ## order, shares, limits and overload with many clients at once
+	.venv/bin/python -m tests.front_desk.prove
 
 prove-fuzz: setup-test-fast ## 200,000 documents for each body scanner
 	.venv/bin/python -m tests.fuzz.prove

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import requests
 import yaml
@@ -32,17 +32,18 @@ class Cache(NamedTuple):
 
 
 @contextmanager
-def two_engines() -> Iterator[list[str]]:
+def two_engines(**settings: Any) -> Iterator[list[str]]:
     """Addresses of two engines, whose caches hold all conversations of one arm; they end with the block.
 
-    Runtime and model are those of .signalbox; what is missing is installed, which takes minutes.
+    ``settings``: what fleet.yaml may say of an engine, in place of what stands here. Runtime and model are those of
+    .signalbox; what is missing is installed, which takes minutes.
     """
     cores = sorted(os.sched_getaffinity(0)) * 2
     with tempfile.TemporaryDirectory(prefix="vllm-") as folder, ExitStack() as running:
         fleet = yaml.safe_load((REPOSITORY / "fleet.yaml").read_text())
         model = fleet["models"] = {MODEL: fleet["models"][MODEL]}
         model[MODEL]["backends"] = [{"host": "here", "port": free_port()} for _ in range(2)]
-        model[MODEL]["engine"] |= {"max_model_len": 2048, "kv_cache_memory": "2GiB"}
+        model[MODEL]["engine"] |= {"max_model_len": 2048, "kv_cache_memory": "2GiB", **settings}
         # On a CPU without AVX-512 a prompt in bfloat16 takes six times as long. Blocks: as small as this build takes
         # them; on GPUs they have 16 tokens.
         model[MODEL]["engine"]["extra_args"] += ["--dtype", "float32", "--block-size", "32"]

@@ -209,6 +209,15 @@ class Edge:
         whole, _, _ = text.rpartition("\n")  # a worker may be writing the last line at this moment
         return [json.loads(line) for line in whole.splitlines()]
 
+    def log_of_all(self, count: int) -> list[dict[str, Any]]:
+        """The access log once it has ``count`` lines: workers write theirs a moment after they are told to."""
+
+        def lines() -> list[dict[str, Any]]:
+            found = self.log_lines()
+            return found if len(found) >= count else []
+
+        return wait_until(f"{count} log lines", lines, 10, every=0.1)
+
     def log_of(self, request_id: str) -> dict[str, Any]:
         """The one line of a request."""
 

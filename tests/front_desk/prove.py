@@ -1,0 +1,24 @@
+"""The front desk at length: ``make prove-front-desk`` measures it and writes docs/figures/front-desk.json.
+
+Run it on a machine that does nothing else. ``python -m tests.front_desk.prove NAME...`` measures only some proofs and
+keeps the figures of the others.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.front_desk import kill, limits, order, overload, shares
+from tests.support.proof import Chapter, Proof
+
+PROOFS: dict[str, Proof] = {
+    "order": order.proof,
+    "shares": shares.proof,
+    "limits": limits.proof,
+    "kill": kill.proof,
+    "overload": overload.proof,
+}
+CHAPTER = Chapter("front-desk", PROOFS)
+
+if __name__ == "__main__":
+    sys.exit(CHAPTER.main())

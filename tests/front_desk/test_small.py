@@ -1,0 +1,47 @@
+"""Every proof of ``make prove-front-desk`` at a scale that fits into the suite."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from tests.front_desk import kill, limits, order, overload, shares
+from tests.support.engine import ScriptedEngine
+from tests.support.proof import Row
+
+pytestmark = pytest.mark.slow
+
+
+def kept(rows: list[Row]) -> None:
+    assert [one for one in rows if not one["kept"]] == []
+
+
+def test_order() -> None:
+    """How fast and how dear it is depends on the machine, which the suite shares."""
+    rows = order.rows(order.SMALL, order.measure(order.SMALL))
+    kept([one for one in rows if one["unit"] in ("unanswered", "places")])
+
+
+def test_shares() -> None:
+    kept(shares.proof(seconds=5))
+
+
+def test_limits() -> None:
+    kept(limits.proof(limits.SMALL))
+
+
+def test_a_killed_worker() -> None:
+    kept(kill.proof(times=1))
+
+
+def test_overload() -> None:
+    """With scripted engines: where requests wait. How many are good depends on the machine, which the suite shares."""
+    with ExitStack() as running:
+        engines = [running.enter_context(ScriptedEngine("alpha", max_running=overload.SMALL.sequences)) for _ in "12"]
+        for engine in engines:
+            engine.configure(tokens=100_000, delay_ms=10)
+        _, on, off = overload.measure([engine.url for engine in engines], overload.SMALL)
+    assert on.waiting <= 2 < off.waiting
+    assert any(one.status == 429 for one in on.asked) and not any(one.status == 429 for one in off.asked)
+    assert 0 < on.good(overload.SMALL.slo) <= len(on.asked)
