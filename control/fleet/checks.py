@@ -114,8 +114,11 @@ def _state(fleet: Fleet) -> Iterator[Finding]:
         return
     path: KeyPath = ("edge", "state")
     at = path if isinstance(state, str) else (*path, "redis")
-    _, host, port, _ = split_redis(settings.redis)
+    scheme, host, port, _ = split_redis(settings.redis)
     yield from _bad_port(at, port)
+    if scheme == "rediss" and ip(host) is not None:
+        message = "rediss needs a host name: certificates are compared with names only, never with IP addresses."
+        yield Finding(at, message, "Give the certificate's name, which the name server must know.")
     if not is_host(host):
         yield Finding(at, f"{host!r} is neither a host name nor an IP address.")
     for number, address in enumerate(settings.sentinels or ()):

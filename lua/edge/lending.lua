@@ -74,6 +74,12 @@ local function liked(id, limit)
 end
 
 
+-- What this edge has of a limit while Redis is silent.
+local function share_of(limit)
+    return redis.options().on_error == "refuse" and 0 or max(1, floor(limit / shared_state.edges()))
+end
+
+
 -- How much more must be lent before `weight` fits, and what is lent. Heavier than the limit needs all of it.
 function _M.missing(id, weight)
     local lease, limit = dict:get("lease:" .. id) or 0, dict:get("bound:" .. id) or 0
@@ -92,7 +98,8 @@ function _M.register(counted)
             return
         end
     end
-    if dict:safe_add(key, 0) then
+    -- One that comes while Redis is silent: this edge's share, as of the others (on_own).
+    if dict:safe_add(key, redis.usable() and 0 or share_of(limit)) then
         local number = dict:incr(COUNT, 1, 0)
         if counted.model then
             dict:safe_set("model:" .. id, counted.model)
@@ -231,13 +238,11 @@ end
 -- Redis is silent: this edge's share of each limit. For slots only after `long`: until then Redis has kept
 -- for us what it lent, and nobody else may have it.
 function _M.on_own(long)
-    local refuse = redis.options().on_error == "refuse"
-    local edges = shared_state.edges()
     for number = 1, min(dict:get(COUNT) or 0, MOST) do
         local id = dict:get(AT .. number)
         local limit = id and dict:get("bound:" .. id)
         if limit and (long or find(id, "^limit/")) then
-            dict:set("lease:" .. id, refuse and 0 or max(1, floor(limit / edges)))
+            dict:set("lease:" .. id, share_of(limit))
         end
     end
 end

@@ -3,6 +3,7 @@
 -- used is settled afterwards, by a timer, in batches that are sent until Redis has taken them.
 
 local leases = require "edge.leases"
+local lending = require "edge.lending"
 local limit_rules = require "edge.limit_rules"
 local limit_store = require "edge.limit_store"
 local redis = require "edge.redis"
@@ -45,6 +46,12 @@ local function reserve_without(taken)
         return
     end
     taken.fallback, taken.share = true, shared_state.edges()
+    for i = 1, #taken.rules do
+        local rule = taken.rules[i]
+        if rule.kind == "concurrent" and not rule.lease_key then
+            lending.register(rule)
+        end
+    end
     limit_store.reserve(taken)
 end
 
@@ -137,6 +144,10 @@ function _M.reserve(taken)
         return reserve_without(taken)
     end
     if not take_places(taken) then
+        if not redis.usable() then
+            taken.refused = false
+            reserve_without(taken)
+        end
         return
     end
     local args, n = question(taken)

@@ -17,7 +17,9 @@ local match = string.match
 local now = ngx.now
 local sha1_bin = ngx.sha1_bin
 local sub = string.sub
+local pcall = pcall
 local tcp = ngx.socket.tcp
+local tostring = tostring
 local update_time = ngx.update_time
 local ERR = ngx.ERR
 local WARN = ngx.WARN
@@ -114,9 +116,12 @@ end
 local function greet(sock)
     local ok, err
     if options.tls then
-        ok, err = sock:sslhandshake(nil, options.host, true)
-        if not ok then
-            return nil, "TLS: " .. err
+        -- A handshake that is over at once (a slow worker, a fast Redis) and whose certificate is wrong ends
+        -- in an assertion of resty.core; with `false` for a session it would count as good.
+        local whole
+        whole, ok, err = pcall(sock.sslhandshake, sock, nil, options.host, true)
+        if not whole or err then
+            return nil, "TLS: " .. (err or tostring(ok))
         end
     end
     if options.password then
@@ -211,7 +216,7 @@ local function try(args, patience)
     reply, err, refused = command(sock, args)
     if reply == nil and not refused then
         sock:close()
-        return nil, err, false, reused and err == "closed"
+        return nil, err, false, reused and (err == "closed" or err == "connection reset by peer")
     end
     -- nginx complains of connections that a worker leaves open when it ends.
     if exiting() then

@@ -26,8 +26,10 @@ def test_a_url_is_enough(tmp_path: Path) -> None:
     assert short is not None and short == found(tmp_path, {"redis": "redis://10.0.0.5:6379/0"})
     assert (short.host, short.port, short.database, short.tls) == ("10.0.0.5", 6379, 0, False)
     assert (short.on_error, short.prefix, short.timeout) == ("local", "signalbox", 250)
-    other = found(tmp_path, "rediss://[2001:db8::5]:6380/12")
-    assert other is not None and (other.host, other.port, other.database, other.tls) == ("2001:db8::5", 6380, 12, True)
+    other = found(tmp_path, "redis://[2001:db8::5]:6380/12")
+    assert other is not None and (other.host, other.port, other.database) == ("2001:db8::5", 6380, 12)
+    secret = found(tmp_path, "rediss://redis.lan")
+    assert secret is not None and (secret.host, secret.port, secret.tls) == ("redis.lan", 6379, True)
     local = found(tmp_path, "redis://localhost/2")
     assert local is not None and (local.host, local.database) == ("127.0.0.1", 2)
 
@@ -58,6 +60,7 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(tmp_path: Path, place
         ("http://10.0.0.5", "a URL such as redis://"),
         ("redis://10.0.0.5:70000", "port"),
         ("redis://999.1.1.1", "neither a host name nor an IP address"),
+        ("rediss://10.0.0.5", "rediss needs a host name"),
         ({"redis": "redis://10.0.0.5", "master": "one"}, "sentinels and master belong together"),
         ({"redis": "redis://10.0.0.5", "user": "me"}, "password_file"),
         ({"redis": "redis://10.0.0.5", "password_file": "nowhere"}, "there is no file"),

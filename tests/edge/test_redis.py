@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from control.edge.site import Site
 from tests.support.client import at_once, chat, check_error, retry_after
+from tests.support.dns import NAME, name_server
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
-from tests.support.net import wait_until
+from tests.support.net import free_port, wait_until
 from tests.support.redis import Redis, needs_redis
 
 pytestmark = [pytest.mark.slow, needs_redis]
@@ -167,3 +172,51 @@ def test_the_password_is_in_no_file_but_its_own(engine: ScriptedEngine, tmp_path
             for path in written:
                 assert canary.encode() not in path.read_bytes(), path
             assert canary not in edge.admin("GET", "/state").text + edge.admin("GET", "/metrics").text
+
+
+class Trusting(Edge):
+    """An edge on a machine whose authorities are those of ``bundle``."""
+
+    bundle = ""
+
+    @property
+    def site(self) -> Site:
+        site = super().site
+        profile = dataclasses.replace(site.engine.profile, ca_bundle=self.bundle)
+        return dataclasses.replace(site, engine=dataclasses.replace(site.engine, profile=profile))
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that workers may read, whoever they run as."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_tls_with_a_certificate_that_is_checked(engine: ScriptedEngine, shared_folder: Path) -> None:
+    authority, port = trustme.CA(), free_port()
+    pair = authority.issue_cert(NAME)
+    pair.private_key_and_cert_chain_pem.write_to_path(str(shared_folder / "redis.pem"))
+    authority.cert_pem.write_to_path(str(shared_folder / "ca.pem"))
+    files = {"tls_cert_file": str(shared_folder / "redis.pem"), "tls_key_file": str(shared_folder / "redis.pem")}
+    with (
+        name_server() as (zone, dns),
+        Redis(
+            tls_port=str(port), tls_ca_cert_file=str(shared_folder / "ca.pem"), tls_auth_clients="no", **files
+        ) as redis,
+    ):
+        zone.address = "127.0.0.1"
+        content = fleet(redis, engine, {"requests_per_minute": 100})
+        content["edge"] |= {"dns": f"127.0.0.1:{dns}"}
+        content["edge"]["state"]["redis"] = f"rediss://{NAME}:{port}"
+        for bundle, trusted in ((shared_folder / "ca.pem", True), (Path("/etc/ssl/certs/ca-certificates.crt"), False)):
+            Trusting.bundle = str(bundle)
+            with Trusting(content) as edge:
+                wait_until("Redis to be asked", lambda edge=edge, ok=trusted: edge.state()["state"]["ok"] == ok)  # type: ignore[misc]
+                assert ask(edge) == 200
+                assert ("TLS" in edge.error_log()) is not trusted
+                found = [name for name in redis.names() if "rate/" in name]
+                assert bool(found) is trusted
+                if found:
+                    redis.call("DEL", *found)

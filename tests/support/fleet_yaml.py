@@ -37,7 +37,7 @@ FULL: dict[str, Any] = {
         "log": {"level": "info", "rotate_at": "10MiB", "keep": 3},
         "count_usage": True,
         "state": {
-            "redis": "rediss://10.0.0.5:6380/1",
+            "redis": "rediss://redis.example.com:6380/1",
             "user": "edge",
             "password_file": "secrets/redis.pw",
             "sentinels": ["10.0.0.5:26379"],

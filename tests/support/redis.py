@@ -24,9 +24,11 @@ needs_redis = pytest.mark.skipif(
 class Redis:
     """``with Redis() as redis``: an empty one at ``redis.url`` until the block ends."""
 
-    def __init__(self, password: str | None = None) -> None:
+    def __init__(self, password: str | None = None, **options: str) -> None:
+        """``options`` become command-line options: ``tls_port="1234"``."""
         self.port = free_port()
         self.password = password
+        self.options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="redis-"))
 
@@ -44,6 +46,8 @@ class Redis:
     def start(self) -> Redis:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
                    str(self.folder), "--logfile", str(self.folder / "log")]  # fmt: skip
+        for name, value in self.options.items():
+            command += ["--" + name.replace("_", "-"), value]
         if self.password:
             command += ["--requirepass", self.password]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
