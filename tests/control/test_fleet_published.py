@@ -22,6 +22,7 @@ EXAMPLES = sorted((REPOSITORY / "examples").glob("*.yaml"))
 ALL = [REPOSITORY / "fleet.yaml", *EXAMPLES]
 NEEDED = {
     "rented.yaml": ("certs/edge.pem", "certs/edge.key", "certs/rented-ca.pem", "secrets/gpu-1.key"),
+    "two-edges.yaml": ("certs/edge.pem", "certs/edge.key", "secrets/redis.pw"),
 }
 
 

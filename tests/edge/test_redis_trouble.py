@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge.test_redis_slots import LIMIT, Load, edges, fleet, holders, kill_all
+from tests.support.client import chat, check_error
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.net import free_port, wait_until
@@ -117,3 +118,23 @@ def test_the_master_is_found_by_its_sentinels(redis: Redis, engine: ScriptedEngi
     finally:
         sentinel.kill()
         sentinel.wait()
+
+
+def test_without_redis_what_needs_a_slot_is_refused_when_the_fleet_says_so(
+    redis: Redis, engine: ScriptedEngine
+) -> None:
+    content = fleet(redis, engine)
+    content["edge"]["state"]["on_error"] = "refuse"
+    with edges(content, 1) as (edge,):
+        held = holders(edge, LIMIT)
+        redis.kill()
+        wait_until("Redis to be missed", lambda: not edge.state()["state"]["ok"])
+        check_error(edge.chat(chat("alpha", tokens=1)), 503, "state_unavailable")
+        # What Redis lent last holds for a lease's time.
+        held.pop().close()
+        wait_until("a slot to be free", lambda: edge.chat(chat("alpha", tokens=1)).status_code == 200)
+        wait_until("the lease to run out", lambda: edge.chat(chat("alpha", tokens=1)).status_code == 503, 10, every=0.2)
+        redis.start()
+        wait_until("to be served again", lambda: edge.chat(chat("alpha", tokens=1)).status_code == 200, 10, every=0.2)
+        for client in held:
+            client.close()
