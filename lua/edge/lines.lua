@@ -231,6 +231,7 @@ function _M.join(state, counted, class, deadline)
     if not ok then
         return nil, why
     end
+    local since = now()
     local tag, ends, number, finish = ticket_of(state, class)
     ok, why = take_place(state, counted, class, share)
     if not ok then
@@ -249,7 +250,7 @@ function _M.join(state, counted, class, deadline)
         share = share,
         span = ends - tag,
         counted = counted,
-        since = now(),
+        since = since,
         until_ = deadline,
         freed = false,       -- what queue.lua last knew of freed slots, and when it asks anyway
         ask_at = 0,
