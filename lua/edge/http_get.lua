@@ -5,7 +5,9 @@ local tcp = ngx.socket.tcp
 local find = string.find
 local lower = string.lower
 local match = string.match
+local pcall = pcall
 local tonumber = tonumber
+local tostring = tostring
 
 local MAX_BODY = 4 * 1048576
 local MAX_HEADERS = 100
@@ -87,9 +89,11 @@ local function handshake(sock, peer)
     if peer.scheme ~= "https" then
         return true
     end
-    local _, err = sock:sslhandshake(false, peer.host, peer.verify)
-    if err then
-        return nil, "TLS handshake failed: " .. err
+    -- A handshake that is over at once (a slow worker, a fast engine) and whose certificate is wrong ends in
+    -- an assertion of resty.core; with `false` for a session it would count as good, and the key would go.
+    local whole, session, err = pcall(sock.sslhandshake, sock, nil, peer.host, peer.verify)
+    if not whole or err then
+        return nil, "TLS handshake failed: " .. (err or tostring(session))
     end
     return true
 end

@@ -10,9 +10,11 @@
 -- moves it on by `cost × rule.each` seconds; up to a minute ahead of now is allowed. So a quiet minute
 -- saves up one minute's worth, never more.
 
+local counter = require "edge.counter"
 local limit_rules = require "edge.limit_rules"
 local slots = require "edge.slots"
 
+local add = counter.add
 local date = os.date
 local find = string.find
 local floor = math.floor
@@ -38,18 +40,9 @@ local KEEP = { day = 2 * 86400, month = 33 * 86400 }
 local _M = {}
 
 
--- Not incr with an initial value: that would evict another count when the dictionary is full. What
--- cannot be counted is let through: a full dictionary must not stop the fleet.
+-- What cannot be counted is let through: a full dictionary must not stop the fleet.
 local function count(in_dict, key, value, ttl)
-    local new, err = in_dict:incr(key, value)
-    if not new and err == "not found" then
-        in_dict:safe_add(key, 0, ttl or 0)
-        new, err = in_dict:incr(key, value)
-    end
-    if not new then
-        log(ERR, "edge: limits: could not count ", key, ": ", err)
-    end
-    return new or value
+    return add(in_dict, key, value, ttl) or value
 end
 
 

@@ -8,6 +8,7 @@
 -- A model has one line, and further ones for requests that not every backend of it can take, or may:
 -- those would hold up the others.
 
+local counter = require "edge.counter"
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
 local line_table = require "edge.line_table"
@@ -17,6 +18,7 @@ local semaphore = require "ngx.semaphore"
 local slots = require "edge.slots"
 local workers = require "edge.workers"
 
+local add = counter.add
 local before = fair.before
 local place_in = fair.place
 local CLASSES = fair.CLASSES
@@ -63,17 +65,8 @@ local function set(key, value, ttl, flags)
 end
 
 
--- Not incr with an initial value: that would evict when the dictionary is full.
 local function count(key, value)
-    local new, err = dict:incr(key, value)
-    if not new and err == "not found" then
-        dict:safe_add(key, 0)
-        new, err = dict:incr(key, value)
-    end
-    if not new then
-        log(ERR, "edge: lines: could not count ", key, ": ", err)
-    end
-    return new
+    return add(dict, key, value)
 end
 
 

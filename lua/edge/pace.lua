@@ -2,6 +2,9 @@
 -- The moments at which the last requests were served lie in a ring: ten generations of a minute each
 -- and a thousand short ones are both measured over as long as they took.
 
+local counter = require "edge.counter"
+
+local count = counter.add
 local log = ngx.log
 local now = ngx.now
 local ERR = ngx.ERR
@@ -26,16 +29,11 @@ end
 
 -- Counts one request that got its slot after waiting.
 function _M.served(model_id)
-    local key = "pace:" .. model_id
-    local number, err = dict:incr(key, 1)
-    if not number and err == "not found" then
-        dict:safe_add(key, 0)
-        number, err = dict:incr(key, 1)
+    local number = count(dict, "pace:" .. model_id, 1)
+    if not number then
+        return
     end
-    local ok = number
-    if ok then
-        ok, err = dict:safe_set(slot(model_id, number), now(), FORGET)
-    end
+    local ok, err = dict:safe_set(slot(model_id, number), now(), FORGET)
     if not ok then
         log(ERR, "edge: pace: could not note that a request was served: ", err)
     end

@@ -9,6 +9,9 @@
 -- one takes no room on the new one. The others' begin with a word and a slash. Where several edges share
 -- a limit, lease_key says where the part that was lent to this one stands (leases.lua).
 
+local counter = require "edge.counter"
+
+local count = counter.add
 local log = ngx.log
 local ERR = ngx.ERR
 local find = string.find
@@ -37,17 +40,8 @@ function _M.name(counted, id)
 end
 
 
--- Not incr with an initial value: that would evict another count when the dictionary is full.
 local function add(key, value)
-    local new, err = dict:incr(key, value)
-    if not new and err == "not found" then
-        dict:safe_add(key, 0)
-        new, err = dict:incr(key, value)
-    end
-    if not new then
-        log(ERR, "edge: slots: could not count ", key, ": ", err)
-    end
-    return new
+    return count(dict, key, value)
 end
 
 
