@@ -358,7 +358,8 @@ def test_a_killed_control_plane_leaves_nothing_drained() -> None:
             edge.write(plain)
             daemon = serve()
             wait_until("it to be resumed", lambda: drained_by() == [], 20)
-            assert "An earlier control plane had drained alpha-1: resumed." in log.read_text()
+            said = "An earlier control plane had drained alpha-1: resumed."
+            wait_until("it to be said", lambda: said in log.read_text())
             assert lives(record.pid) and edge.post(CHAT, chat("alpha", tokens=1)).status_code == 200
         finally:
             client.close()
