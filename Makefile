@@ -69,7 +69,7 @@ test: setup-test vllm-runtime lint ## everything, from nothing: lint, busted, py
 	$(BUSTED)
 	$(PYTEST)
 
-test-fast: setup-test-fast lint ## what needs no vLLM, no browser and no long start; under two minutes
+test-fast: setup-test-fast lint ## what needs no vLLM, no browser and no long start; a few minutes
 	$(BUSTED)
 	$(PYTEST) -q -m "not slow" --ignore=tests/vllm --ignore=tests/web/test_browser.py
 
