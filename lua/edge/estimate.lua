@@ -61,8 +61,7 @@ end
 
 
 -- Lets new workers begin where this one is.
-local function share(model, what)
-    local known = learned_cache[model.id]
+local function share(model, known, what)
     local value, was = known[what], known.shared[what]
     if was and abs(value - was) < NEWS * was then
         return
@@ -113,9 +112,8 @@ end
 local function move(model, known, what, value, heft)
     local seen = known.seen[what] + 1
     known.seen[what] = seen
-    local new = known[what] + min(0.5, heft * max(SHARE, 1 / (seen + 1))) * (value - known[what])
-    known[what] = new
-    share(model, what)
+    known[what] = known[what] + min(0.5, heft * max(SHARE, 1 / (seen + 1))) * (value - known[what])
+    share(model, known, what)
 end
 
 

@@ -35,9 +35,13 @@ local function judge(backend, load, state)
 end
 
 
-local function has_room(backend, state)
+-- Whether a backend could take a request now: a slot, and what it needs of the KV cache.
+function _M.has_room(backend, state)
     return slots.has_room(backend, state.weight) and slots.has_room(backend.kv, state.kv_tokens)
 end
+
+
+local has_room = _M.has_room
 
 
 -- Fills scores_cache. Returns the index of the least score, nil when all are full.

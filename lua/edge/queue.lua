@@ -48,8 +48,7 @@ local function choose(state)
     for i = 1, scope and scope.ready_count or 0 do
         local backend = scope.ready[i]
         if backend.id == state.pinned then
-            local room = slots.has_room(backend, state.weight) and slots.has_room(backend.kv, state.kv_tokens)
-            return room and backend or nil, "full"
+            return pick.has_room(backend, state) and backend or nil, "full"
         end
     end
     return nil, "none"
@@ -61,8 +60,7 @@ local function take(state, backend)
     if not slots.take(backend, state.weight) then
         return false
     end
-    local tokens = state.kv_tokens
-    if backend.kv.limit and not slots.take(backend.kv, tokens) then
+    if backend.kv.limit and not slots.take(backend.kv, state.kv_tokens) then
         slots.release(backend, state.weight)
         return false
     end

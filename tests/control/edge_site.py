@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,3 +78,12 @@ def place() -> Iterator[Place]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(edge: Place, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``signalbox`` in the fleet's folder; its exit code must be ``code``, and a traceback is never right."""
+    command = [sys.executable, "-m", "control", *words]
+    done = subprocess.run(command, cwd=edge.folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return done

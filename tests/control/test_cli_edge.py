@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.control.edge_site import Place, place
+from tests.control.edge_site import Place, place, run
 
 
 @pytest.fixture
 def edge() -> Iterator[Place]:
     with place() as here:
         yield here
-
-
-def run(edge: Place, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run ``signalbox`` in the fleet's folder; its exit code must be ``code``, and a traceback is never right."""
-    command = [sys.executable, "-m", "control", *words]
-    done = subprocess.run(command, cwd=edge.folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    return done
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from control.fleet.load import load
 from control.keys.load import LoadedKeys, parse_keys
 from control.keys.secrets import hash_of
 from control.paths import StatePaths
-from tests.control.edge_site import Place, place
+from tests.control.edge_site import Place, place, run
 
 SECRET = re.compile(r"sk-[A-Za-z0-9_-]{43}\n")
 
@@ -27,15 +25,6 @@ SECRET = re.compile(r"sk-[A-Za-z0-9_-]{43}\n")
 def edge() -> Iterator[Place]:
     with place() as here:
         yield here
-
-
-def run(edge: Place, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """``signalbox`` with these words in the fleet's folder."""
-    command = [sys.executable, "-m", "control", *words]
-    done = subprocess.run(command, cwd=edge.folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    return done
 
 
 def status(edge: Place, secret: str) -> int:
