@@ -49,7 +49,7 @@ def answering(answer: bytes) -> Iterator[int]:
 
 def repeat(signalbox: float, router: float, **rows: float) -> Repeat:
     """One repeat with the same values in every row; ``rows`` overrides Signalbox's."""
-    return {row.id: {"nginx": 10.0, "signalbox": rows.get(row.id, signalbox), "vllm-router": router} for row in ROWS}
+    return {row.id: {"nginx": 0.1, "signalbox": rows.get(row.id, signalbox), "vllm-router": router} for row in ROWS}
 
 
 @pytest.mark.parametrize("size", [200, 1_000, 100_000])
@@ -119,6 +119,18 @@ def test_each_bound_decides(row: str, held: float, not_held: float) -> None:
     assert failed(summarize([repeat(0.1, 40, **{row: held})])) == []
     title = next(item.title for item in ROWS if item.id == row)
     assert failed(summarize([repeat(0.1, 40, **{row: not_held})])) == [title]
+
+
+def test_where_plain_nginx_is_late_itself_the_other_router_is_the_bound() -> None:
+    def judged(nginx: float, ours: float) -> dict[str, Any]:
+        late = {**repeat(0.1, 40), "chunk_p99": {"nginx": nginx, "signalbox": ours, "vllm-router": 1.1}}
+        found: dict[str, Any] = next(row for row in summarize([late]) if row["id"] == "chunk_p99")["bound"]
+        return found
+
+    assert judged(0.5, 0.9)["held"] is False
+    assert judged(0.6, 0.9) == {"text": "≤ vllm-router (plain nginx is above 0.5 ms)", "limit": 1.1, "against": None,
+                                "value": 0.9, "held": True}  # fmt: skip
+    assert judged(0.6, 1.2)["held"] is False
 
 
 def test_a_bound_without_its_peer_is_not_called_held() -> None:
