@@ -67,7 +67,7 @@ format: setup-test-fast ## lay out the Python code
 
 test: setup-test vllm-runtime lint ## everything, from nothing: lint, busted, pytest, real vLLM on CPU
 	$(BUSTED)
-	$(PYTEST)
+	$(PYTEST) --reruns 1
 
 test-fast: setup-test-fast lint ## what needs no vLLM, no browser and no long start; a few minutes
 	$(BUSTED)

@@ -1,4 +1,4 @@
-"""Shared by all suites: a failing test shows the error logs of the edges that run."""
+"""Shared by all suites: a failing test shows the error logs of the edges that run; second tries are few."""
 
 from __future__ import annotations
 
@@ -17,3 +17,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for edge in module.Edge.running:
             report.sections.append((f"error.log of the edge at {edge.url}", edge.tail()))
     return report
+
+
+#: ``make test`` gives a failed test a second try, since it measures times on a machine that may stall for a second. It
+#: names each of them at the end (RERUN). More than this many are no accident, and fail the run.
+SECOND_TRIES = 5
+_second_tries: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # pytest-rerunfailures' own
+        _second_tries.append(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if len(_second_tries) > SECOND_TRIES:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\n{len(_second_tries)} tests needed a second try, {SECOND_TRIES} may.", file=sys.stderr)

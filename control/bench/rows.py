@@ -17,8 +17,8 @@ Repeat = Mapping[str, Mapping[str, float]]
 class Bound:
     """A promise about Signalbox: its value, or its ratio to ``against``, is at most ``limit``.
 
-    A limit in milliseconds says nothing on a machine whose cores others hold for longer than that: with ``or_peer``, where
-    plain nginx is above the limit in the same run, vllm-router's value is the limit instead.
+    A limit in milliseconds says nothing on a machine whose cores others hold for longer than that: with ``or_peer``,
+    where plain nginx is above the limit in the same run, vllm-router's value is the limit instead.
     """
 
     limit: float

@@ -166,7 +166,7 @@ def test_a_busy_engines_503_is_not_sent_elsewhere(alphabet: Alphabet) -> None:
 def test_an_engine_is_down_when_it_refuses_and_ready_when_it_is_back(
     engine: ScriptedEngine, engine_2: ScriptedEngine
 ) -> None:
-    with Edge(one_model("alpha", engine, engine_2)) as edge:
+    with Edge(one_model("alpha", engine, engine_2, policy="round_robin")) as edge:
         engine.kill()
         wait_until("alpha-1 to be down", lambda: edge.backends()["alpha-1"]["state"] == "down", 5)
         assert edge.backends()["alpha-2"]["state"] == "ready"

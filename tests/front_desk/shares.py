@@ -78,7 +78,7 @@ def _of_due(order: list[str], key: str, share: float) -> float:
 def proof(seconds: float = 20) -> list[Row]:
     """Equal weights under unequal load, unequal weights, and the lowest class."""
     equal = served(seconds, Crowd("many", 40), Crowd("few", 4))
-    weighted = served(seconds, Crowd("heavy", 8, weight=3), Crowd("light", 40))
+    weighted = served(seconds, Crowd("heavy", 16, weight=3), Crowd("light", 40))
     classes = served(seconds, Crowd("high", 40, priority="high"), Crowd("low", 4, priority="low"))
     longest = max((len(list(run)) for key, run in itertools.groupby(classes) if key == "high"), default=0)
     what = "one slot, two workers"
@@ -86,7 +86,7 @@ def proof(seconds: float = 20) -> list[Row]:
         row("Equal keys get equal shares, whatever they offer", _of_due(equal, "few", 0.5), 0.1, "off",
             f"40 clients against 4, {len(equal)} served; {what}"),
         row("Shares follow weights", max(_of_due(weighted, key, due) for key, due in DUE.items()), 0.1, "off",
-            f"weight 3 with 8 clients against weight 1 with 40, {len(weighted)} served; {what}"),
+            f"weight 3 with 16 clients against weight 1 with 40, {len(weighted)} served; {what}"),
         row("The lowest class moves", longest, ROUND - 1, "of the highest in between, at most",
             f"40 clients of class high against 4 of low, {len(classes)} served, {classes.count('low')} of low; {what}"),
     ]  # fmt: skip
