@@ -111,9 +111,12 @@ def start(settings: Settings) -> None:
     from control.edge.apply import start as start_edge
     from control.edge.site import open_site
     from control.fleet.load import load
+    from control.sharing.publish import publish
 
     loaded = load(settings.fleet)
-    _print(start_edge(open_site(loaded)).lines())
+    site = open_site(loaded)
+    _print(start_edge(site).lines())
+    _print(publish(loaded, site.paths))
     scheme = "https" if loaded.fleet.edge.tls else "http"
     click.echo(f"Clients: {scheme}://{loaded.fleet.edge.listen}/v1")
 
@@ -129,8 +132,13 @@ def stop(settings: Settings, now: bool, wait: float) -> None:
     from control.edge.apply import stop as stop_edge
     from control.edge.site import state_paths
     from control.fleet.load import load
+    from control.follow import refuse_beside
 
-    click.echo(f"The edge {stop_edge(state_paths(load(settings.fleet)), quit=not now, drain=wait)}.")
+    loaded = load(settings.fleet, edge_only=True)
+    paths = state_paths(loaded)
+    if not loaded.fleet.models:
+        refuse_beside(paths)
+    click.echo(f"The edge {stop_edge(paths, quit=not now, drain=wait)}.")
 
 
 @main.command()
@@ -141,9 +149,11 @@ def reload(settings: Settings) -> None:
     from control.edge.site import open_site
     from control.fleet.load import load
     from control.serve import tell_to_reload
+    from control.sharing.publish import publish
 
     site = open_site(load(settings.fleet))
     _print(reload_edge(site).lines())
+    _print(publish(site.loaded, site.paths))
     if tell_to_reload(site.paths):
         click.echo("The control plane reads fleet.yaml again (its control.log says what it found).")
 
@@ -157,7 +167,8 @@ def status(ctx: click.Context, as_json: bool) -> None:
     from control.edge.site import state_paths
     from control.fleet.load import load
 
-    found = report.collect(state_paths(load(ctx.obj.fleet)))
+    loaded = load(ctx.obj.fleet, edge_only=True)
+    found = report.collect(state_paths(loaded), follows=not loaded.fleet.models)
     if as_json:
         click.echo(report.as_json(found))
     else:
@@ -208,6 +219,16 @@ def serve(settings: Settings) -> None:
     from control.serve import serve as run
 
     run(load(settings.fleet))
+
+
+@main.command()
+@click.pass_obj
+def edge(settings: Settings) -> None:
+    """Run an edge only, in the foreground, with the fleet that a control plane elsewhere gives through Redis."""
+    from control.fleet.load import load
+    from control.follow import follow
+
+    follow(load(settings.fleet, edge_only=True))
 
 
 main.add_command(keys)

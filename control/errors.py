@@ -74,3 +74,7 @@ class InstallError(SignalboxError):
 
 class ControlError(SignalboxError):
     """The control plane could not start: another one runs, or its address cannot be used."""
+
+
+class SharingError(SignalboxError):
+    """The fleet could not be given to other machines, or taken from them, through Redis."""

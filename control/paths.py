@@ -59,6 +59,21 @@ class StatePaths:
     def control_log(self) -> Path:
         return self.root / "control" / "control.log"
 
+    @property
+    def published(self) -> Path:
+        """The fleet and keys as other machines are given them, mode 0600."""
+        return self.root / "control" / "published.json"
+
+    @property
+    def taken(self) -> Path:
+        """On a machine with an edge only: the last good fleet and keys that it took, mode 0600."""
+        return self.root / "control" / "taken.json"
+
+    @property
+    def following(self) -> Path:
+        """There too: what ``signalbox edge`` last did, for ``signalbox status``."""
+        return self.root / "control" / "following.json"
+
     def engine(self, backend_id: str) -> Path:
         """Folder of one local engine: ``process.json`` and ``engine.log``."""
         return self.root / "engines" / backend_id

@@ -31,6 +31,7 @@ from control.errors import ControlError, EngineError, FleetError
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_address, daemon_pid, listen, signal_daemon
+from control.sharing.publish import publish
 from control.terminal import EngineRow, EngineTable, Steps
 
 #: Seconds for the control plane to answer after its start (it imports, binds, polls once).
@@ -100,9 +101,11 @@ def down(path: Path, console: Console, now: bool = False) -> None:
     of the fleet runs from a folder that fleet.yaml does not name any more.
     """
     listen_on, broken = "", None
+    edge_only = False
     try:
-        loaded = load(path)
+        loaded = load(path, edge_only=True)
         paths, listen_on = state_paths(loaded), loaded.fleet.edge.listen
+        edge_only = not loaded.fleet.models
     except FleetError as error:
         paths, broken = StatePaths((path.absolute().parent / ".signalbox").resolve()), error
     if not paths.root.is_dir():
@@ -111,6 +114,8 @@ def down(path: Path, console: Console, now: bool = False) -> None:
             raise broken
         console.print("Nothing was ever started here.")
         return
+    if edge_only:
+        _end_follower(paths, console)  # it would start the edge again
     ending = apply.stop(paths, quit=not now)
     console.print(f"The edge {ending}.")
     with Steps(console) as progress:
@@ -183,7 +188,7 @@ def _start_control_plane(loaded: LoadedFleet, paths: StatePaths, console: Consol
 
 def _start_edge(site: Site, console: Console) -> None:
     result = apply.start(site) if site.process.pid() is None else apply.reload(site)
-    for line in result.lines():
+    for line in (*result.lines(), *publish(site.loaded, site.paths)):
         console.print(line, markup=False)
 
 
@@ -345,6 +350,14 @@ def _end_control_plane(paths: StatePaths, pid: int, number: signal.Signals, prog
             signal_daemon(pid, signal.SIGKILL)
             deadline += 20
         time.sleep(0.1)
+
+
+def _end_follower(paths: StatePaths, console: Console) -> None:
+    """End `signalbox edge` alone."""
+    pid = daemon_pid(paths)
+    if pid is not None:
+        with Steps(console) as progress:
+            _end_control_plane(paths, pid, signal.SIGUSR1, progress)
 
 
 def _longest_stop(paths: StatePaths) -> float:

@@ -38,6 +38,7 @@ from control.fleet.load import LoadedFleet, load
 from control.fleet.resolve import resolve_backends
 from control.host import read_host
 from control.paths import StatePaths
+from control.sharing.repeat import Repeater
 from control.web.app import WebSettings, create_app
 from control.web.poller import EdgeAbsent, FleetView
 from control.web.view import FleetBackend, FleetFacts, FleetModel
@@ -56,13 +57,13 @@ def serve(loaded: LoadedFleet) -> None:
     """Run the control plane until SIGTERM or SIGINT. Raises ControlError when it cannot start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     paths = state_paths(loaded)
-    signals = _catch_signals()  # before the pid file: whoever reads it may send one at once
+    signals = catch_signals()  # before the pid file: whoever reads it may send one at once
     address = loaded.fleet.control.listen
     with only_one(paths.control_pid, address), listen(address) as listener:
         Daemon(loaded, paths, listener, signals).run()
 
 
-def _catch_signals() -> queue.SimpleQueue[int]:
+def catch_signals() -> queue.SimpleQueue[int]:
     """From now on, signals wait in this queue for the daemon's main loop."""
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -231,6 +232,7 @@ class Daemon:
         self._loaded = loaded
         self._paths = paths
         self._supervisor = Supervisor(loaded, paths, gate=EdgeGate(paths))
+        self._repeater = Repeater(lambda: self._loaded, paths)
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
         self._view = FleetView(fleet_facts(loaded), self._edge, self._supervisor.status, read_host)
         host, port = split_listen(loaded.fleet.control.listen)
@@ -253,6 +255,7 @@ class Daemon:
         SIGUSR1 leaves them running for the next daemon.
         """
         self._supervisor.start()
+        self._repeater.start()
         self._view.start()
         self._web.start()
         log.info("The page is at http://%s/", self._loaded.fleet.control.listen)
@@ -272,6 +275,7 @@ class Daemon:
             else:
                 log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
                 self._supervisor.stop_all()  # the page still answers meanwhile
+            self._repeater.close()
             self._view.close()
             self._server.close()
             log.info("Stopped.")

@@ -19,7 +19,7 @@ from control.edge.render import Rendered
 from control.edge.site import Site, client, locked
 from control.edge.snapshot import encode
 from control.errors import EdgeError
-from control.keys.load import LoadedKeys, load_keys
+from control.keys.entries import Entries
 from control.paths import StatePaths
 
 #: Seconds for the workers of a new generation to answer. nginx itself tries for 2.5 s to get a port.
@@ -74,7 +74,7 @@ class _Plan:
     version: int
     changes: Changes
     hashes: dict[str, str]
-    keys: LoadedKeys | None
+    keys: Entries | None
 
 
 def render_next(site: Site) -> Result:
@@ -296,7 +296,7 @@ def _await(process: EdgeProcess, edge: AdminClient, generation: int, log: ErrorL
 def _plan(site: Site) -> _Plan:
     """Render, write next/, compare with conf/ and with what nginx last loaded."""
     site.process.prepare()
-    told = load_keys(site.loaded)
+    told = site.keys()
     rendered = site.render()
     hashes = files.hashes(rendered.nginx_conf, site.sources.lua, rendered.read_files)
     applied = Applied.read(site.paths)
@@ -307,6 +307,7 @@ def _plan(site: Site) -> _Plan:
     if found.diff:  # its lines say more than its name
         found = replace(found, files=tuple(name for name in other if name != "nginx.conf"))
     version = (int(old["version"]) if old else 0) + (1 if found.fleet else 0)
+    version = max(version, int(rendered.snapshot["version"]))  # a fleet that was taken from others keeps its own
     plan = _Plan(rendered, "", version, found, hashes, told)
     files.write(site.paths.next / "nginx.conf", rendered.nginx_conf)
     return _with_version(site, plan, version)

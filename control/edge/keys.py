@@ -15,12 +15,9 @@ from control.edge import files
 from control.edge.admin import AdminClient, EdgeRefused
 from control.edge.process import EdgeProcess
 from control.edge.site import client, locked
+from control.keys.entries import Entries, entries
 from control.keys.load import LoadedKeys
-from control.keys.schema import Key
 from control.paths import StatePaths
-
-#: Hash in hexadecimal → what the edge knows of it.
-Entries = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -33,18 +30,6 @@ class Told:
     def lines(self) -> list[str]:
         """The changes and what happened, for a person."""
         return [*self.changes, f"The edge took keys {self.version} without a reload."] if self.changes else []
-
-
-def entries(keys: LoadedKeys | None) -> Entries:
-    """The keys as the edge has them: the previous secret of a rotated one is an entry of its own, which expires."""
-    found: Entries = {}
-    for name, key in (keys.keys if keys else {}).items():
-        entry = _entry(name, key)
-        found[_hex(key.hash)] = entry
-        if key.previous is not None:
-            until = min(int(key.previous.until), int(key.expires or key.previous.until))
-            found[_hex(key.previous.hash)] = {**entry, "expires": until}
-    return found
 
 
 def encode(content: Entries, version: int) -> str:
@@ -62,27 +47,27 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ..
     return tuple(lines[:20]) + ((f"... and {len(lines) - 20} more keys",) if len(lines) > 20 else ())
 
 
-def write(paths: StatePaths, keys: LoadedKeys | None) -> Told:
-    """Write conf/keys.json when it says something else than ``keys``. Without keys that is left as it is, or made.
+def write(paths: StatePaths, keys: Entries | None) -> Told:
+    """Write conf/keys.json when it says something else than ``keys``; None leaves it as it is, or makes an empty one.
 
     Raises EdgeError when it cannot be written; then the old file is as it was.
     """
     old = _read(paths.keys_json)
     version = int(old["version"]) if old else 0
-    content = entries(keys)
+    content = keys or {}
     if old is not None and (keys is None or old["keys"] == content):
         return Told(version, ())
     files.write(paths.keys_json, encode(content, version + 1), mode=0o600)
     return Told(version + 1, differences(old["keys"] if old else {}, content))
 
 
-def pending(paths: StatePaths, keys: LoadedKeys | None) -> tuple[str, ...]:
+def pending(paths: StatePaths, keys: Entries | None) -> tuple[str, ...]:
     """What ``write`` would change, in words."""
     old = _read(paths.keys_json)
-    return differences(old["keys"] if old else {}, entries(keys)) if keys is not None else ()
+    return differences(old["keys"] if old else {}, keys) if keys is not None else ()
 
 
-def tell(paths: StatePaths, keys: LoadedKeys | None, edge: AdminClient, state: Mapping[str, Any]) -> Told:
+def tell(paths: StatePaths, keys: Entries | None, edge: AdminClient, state: Mapping[str, Any]) -> Told:
     """Write conf/keys.json and make the running edge take it, when it has not; ``state`` is its /state.
 
     The lock must be held. Raises EdgeError; after a refusal the file is as it was.
@@ -94,7 +79,7 @@ def tell(paths: StatePaths, keys: LoadedKeys | None, edge: AdminClient, state: M
         return Told(told.version, ())  # an edge of an older release reads the file when it is reloaded
     if int(known) >= told.version:  # somebody else told the edge meanwhile: ours must count as newer
         told = Told(int(known) + 1, told.changes)
-        files.write(paths.keys_json, encode(entries(keys), told.version), mode=0o600)
+        files.write(paths.keys_json, encode(keys, told.version), mode=0o600)
     try:
         edge.put_keys(files.read(paths.keys_json) or "")
     except EdgeRefused:
@@ -112,30 +97,13 @@ def tell_running(paths: StatePaths, keys: LoadedKeys) -> str:
     with locked(paths):
         edge = client(paths)
         try:
-            told = tell(paths, keys, edge, edge.state())
+            told = tell(paths, entries(keys), edge, edge.state())
         finally:
             edge.close()
     fleet = files.read_snapshot(paths.conf / "fleet.json")
     if fleet is not None and not fleet.get("keys"):
         return "The running edge does not ask for keys yet: `signalbox reload` makes it, once fleet.yaml says so."
     return f"The edge took it at once (keys {told.version}), without a reload."
-
-
-def _entry(name: str, key: Key) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": name, "enabled": key.enabled, "priority": key.priority, "weight": key.weight}
-    if key.models is not None:
-        entry["models"] = list(key.models)
-    if key.expires is not None:
-        entry["expires"] = int(key.expires)
-    limits = key.limits.model_dump(exclude_none=True)
-    limits = {kind: limit for kind, limit in limits.items() if limit != {}}
-    if limits:
-        entry["limits"] = limits
-    return entry
-
-
-def _hex(hashed: str) -> str:
-    return hashed.removeprefix("sha256:")
 
 
 def _by_name(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

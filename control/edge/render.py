@@ -14,7 +14,7 @@ import jinja2
 from control import __version__
 from control.edge.binary import Profile
 from control.edge.quoting import nginx_quote
-from control.edge.snapshot import Snapshot, snapshot, tls_location, tls_name
+from control.edge.snapshot import Snapshot, retold, snapshot, tls_location, tls_name
 from control.edge.surroundings import Surroundings, here
 from control.errors import RenderError
 from control.fleet.edge_schema import Certificate, Edge, Tls
@@ -43,8 +43,17 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """A fleet that another machine has rendered: its fleet.json, and its backends as this machine resolves them."""
+
+    snapshot: Snapshot
+    backends: tuple[ResolvedBackend, ...]
+
+
+@dataclass(frozen=True)
 class Rendered:
-    """The two files, and what applying them must know. ``snapshot`` has version 0: promoting gives it the real one."""
+    """The two files, and what applying them must know. ``snapshot`` has version 0, which promoting makes a real one, or
+    that of the fleet that was taken."""
 
     nginx_conf: str
     snapshot: Snapshot
@@ -62,20 +71,27 @@ def render(
     scratch: Scratch | None = None,
     sources: Sources | None = None,
     surroundings: Surroundings | None = None,
+    taken: Taken | None = None,
 ) -> Rendered:
     """Render both files for ``profile``. Looks up the backends' addresses; a name without any is no error.
+
+    ``taken``: models and backends are those of another machine's fleet, for an edge alone.
 
     Raises RenderError when the template is broken or a value cannot stand in nginx.conf.
     """
     sources = sources or Sources()
-    backends = resolve_backends(loaded)
+    backends = resolve_backends(loaded) if taken is None else list(taken.backends)
     surroundings = surroundings or here(loaded.path, _worker_files(paths, backends, sources))
     context = build_context(loaded, profile, backends, surroundings, sources, scratch)
     found = _look_up(backends) if scratch is None else {}
     edge = loaded.fleet.edge
+    if taken is None:
+        content = snapshot(loaded.fleet, backends, found, version=0, timers=scratch is None, dns=context["dns"])
+    else:
+        content = retold(taken.snapshot, backends, found, context["dns"])
     return Rendered(
         nginx_conf=_fill(sources.templates, context),
-        snapshot=snapshot(loaded.fleet, backends, found, version=0, timers=scratch is None, dns=context["dns"]),
+        snapshot=content,
         admin=scratch.admin if scratch else edge.admin,
         listen=(scratch.listen if scratch else edge.listen,),
         read_files=_read_files(loaded, backends),

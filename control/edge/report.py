@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from control.edge import files
 from control.edge.process import EdgeProcess
 from control.edge.site import client
 from control.errors import EdgeError
@@ -30,17 +31,26 @@ class Report:
     started_at: float | None
     state: dict[str, Any] | None
     problem: str = ""
+    following: dict[str, Any] | None = None
 
 
-def collect(paths: StatePaths) -> Report:
-    """Look at the edge of this state folder; an edge that does not run or answer is a finding, not an error."""
+def collect(paths: StatePaths, follows: bool = False) -> Report:
+    """Look at the edge of this state folder; an edge that does not run or answer is a finding, not an error.
+
+    ``follows``: it takes its fleet from others, and what ``signalbox edge`` wrote of that belongs to it.
+    """
+    found = _collect(paths, "signalbox edge" if follows else "signalbox start")
+    return replace(found, following=files.read_snapshot(paths.following)) if follows else found
+
+
+def _collect(paths: StatePaths, start: str) -> Report:
     process = EdgeProcess(paths)
     pid = process.pid()
     if pid is None:
         left = ", ".join(str(worker.pid) for worker in process.orphans())
         problem = f"The edge's master process was killed, but its workers ({left}) go on serving." if left else ""
         problem = problem or "The edge is not running."
-        return Report(None, None, None, f"{problem} Start it with `signalbox start`.")
+        return Report(None, None, None, f"{problem} Start it with `{start}`.")
     try:
         edge = client(paths)
     except EdgeError as error:
@@ -57,6 +67,7 @@ def as_json(report: Report) -> str:
     """The report for programs."""
     content: dict[str, Any] = {"running": report.pid is not None, "pid": report.pid, "started_at": report.started_at}
     content |= {"problem": report.problem} if report.problem else {}
+    content |= {"following": report.following} if report.following else {}
     return json.dumps(content | {"state": report.state}, indent=1)
 
 
@@ -67,6 +78,9 @@ def show(report: Report, console: Console | None = None) -> None:
     if report.pid is not None:
         since = f", up {_span(time.time() - report.started_at)}" if report.started_at else ""
         console.print(f"edge: pid {report.pid}{since}", highlight=False)
+    if report.following is not None:
+        for line in _followed(report.following):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report.state is None:
         console.print(report.problem, markup=False, highlight=False, soft_wrap=True)
         return
@@ -82,6 +96,14 @@ def show(report: Report, console: Console | None = None) -> None:
     for entry in state.get("leaving") or ():  # an edge that runs since before an update may not tell
         left = f"{entry['id']} ({entry['address']}) has left the fleet, {running(entry['in_flight'])} there"
         console.print(left, markup=False, highlight=False, soft_wrap=True)
+
+
+def _followed(following: dict[str, Any]) -> list[str]:
+    """Whose fleet this edge has, and which newer one it did not take."""
+    version = int(following.get("version") or 0)
+    since = _span(time.time() - float(following.get("at") or 0))
+    lines = [f"fleet of {following.get('source')}, version {version}, through Redis"] if version else []
+    return [*lines, *([f"{since} ago: {following['problem']}"] if following.get("problem") else [])]
 
 
 def running(count: int) -> str:

@@ -17,6 +17,8 @@ from control.edge.render import Rendered, Sources, render
 from control.edge.surroundings import Surroundings
 from control.errors import EdgeError
 from control.fleet.load import LoadedFleet
+from control.keys.entries import Entries, entries
+from control.keys.load import load_keys
 from control.paths import StatePaths
 
 #: Seconds that a start, stop or reload waits for another one to finish.
@@ -43,6 +45,11 @@ class Site:
         return render(
             self.loaded, self.paths, self.engine.profile, sources=self.sources, surroundings=self.surroundings
         )
+
+    def keys(self) -> Entries | None:
+        """The API keys that the edge is to know; None when it asks for none. Raises FleetError."""
+        found = load_keys(self.loaded)
+        return None if found is None else entries(found)
 
 
 def state_paths(loaded: LoadedFleet) -> StatePaths:

@@ -16,7 +16,6 @@ from control.edge.render import Scratch, render
 from control.edge.site import Site
 from control.edge.snapshot import encode
 from control.errors import EdgeError
-from control.keys.load import load_keys
 from control.paths import StatePaths
 
 
@@ -60,7 +59,7 @@ def _run(site: Site) -> Smoke:
     files.write(site.paths.edge / CONF, rendered.nginx_conf)
     files.write(site.paths.conf / "fleet.json", encode({**rendered.snapshot, "version": 1}))
     files.write(site.paths.conf / "generation", "1\n")
-    keys.write(site.paths, load_keys(site.loaded))
+    keys.write(site.paths, site.keys())
     warnings = site.process.test(CONF)
     started = time.monotonic()
     launch(site, ports.admin, generation=1)

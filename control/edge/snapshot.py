@@ -11,6 +11,8 @@ from control.fleet.resolve import ResolvedBackend
 from control.fleet.schema import Fleet, Rule
 
 Snapshot = dict[str, Any]
+#: What of a backend other machines have otherwise: where its host and its files are.
+OWN_TO_A_MACHINE = ("addresses", "key_file", "own_ca", "tls_location", "tls_upstream")
 
 
 def tls_name(backend: ResolvedBackend) -> str:
@@ -56,6 +58,21 @@ def snapshot(
     content["models"] = {name: _model(fleet, name, backends) for name in fleet.models}
     content["backends"] = {backend.id: _backend(backend, addresses) for backend in backends}
     return content
+
+
+def retold(
+    content: Snapshot, backends: Sequence[ResolvedBackend], addresses: Mapping[str, Sequence[str]], dns: Sequence[str]
+) -> Snapshot:
+    """Another machine's fleet.json with what this machine knows better: where files and name servers are.
+
+    ``backends``: those of ``content`` as this machine resolves them.
+    """
+    own = {backend.id: _backend(backend, addresses) for backend in backends}
+    told = {
+        name: {key: value for key, value in entry.items() if key not in (*OWN_TO_A_MACHINE, "ca")} | own[name]
+        for name, entry in content["backends"].items()
+    }
+    return {**content, "dns": list(dns), "backends": told}
 
 
 def encode(content: Snapshot) -> str:

@@ -22,10 +22,29 @@ LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("contr
 def check(fleet: Fleet, folder: Path) -> list[Finding]:
     """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
     findings: list[Finding] = []
-    for rule in (_listeners, _ports, _state, _tls_names, _edge_lists, _names, _ids, _models, check_rules):
+    for rule in (_edge_only, _listeners, _ports, _state, _tls_names, _edge_lists, _names, _ids, _models, check_rules):
         findings += rule(fleet)
     findings += _files(fleet, folder)
     return findings
+
+
+def _edge_only(fleet: Fleet) -> Iterator[Finding]:
+    """Without models the file is that of one more edge: all that is the whole fleet's comes with the fleet."""
+    if fleet.models:
+        return
+    if settings_of(fleet.edge.state) is None:
+        hint = "Add it. (An edge that takes the fleet from others needs edge.state: redis://..., see docs/redis.md.)"
+        yield Finding(("models",), "the key 'models' is missing.", hint)
+        return
+    whole = [(name,) for name in ("hosts", "default_model", "rules") if name in fleet.model_fields_set]
+    whole += [("edge", name) for name in ("probe", "count_usage") if name in fleet.edge.model_fields_set]  # type: ignore[misc]
+    for path in whole:
+        yield Finding(path, "without models this is the file of an edge only; this comes with the fleet.", "Remove it.")
+    if fleet.edge.keys not in (None, "none"):
+        hint = "Remove the line; 'keys: none' says that the network is trusted if the fleet asks for none."
+        yield Finding(
+            ("edge", "keys"), "without models this is the file of an edge only: keys come with the fleet.", hint
+        )
 
 
 def _backends(fleet: Fleet) -> Iterator[tuple[KeyPath, Backend]]:
@@ -64,7 +83,7 @@ def _exposed(fleet: Fleet, path: KeyPath, text: str) -> Iterator[Finding]:
         what = "the control page" if path[0] == "control" else "the edge's admin listener"
         message = f"{text} can be reached from other machines, but {what} must stay on this one."
         yield Finding(path, message, "Use 127.0.0.1, and an SSH tunnel to look at it from elsewhere.")
-    elif fleet.edge.keys is None:
+    elif fleet.edge.keys is None and fleet.models:  # else keys come with the fleet, and follow.py looks at both
         message = f"{text} can be reached from other machines, and no API key would be asked for."
         hint = (
             "Ask for keys with 'keys: keys.yaml' under edge (`signalbox keys create NAME` makes the first), or say "

@@ -36,8 +36,11 @@ class LoadedFleet:
         return self.folder / written
 
 
-def load(path: Path) -> LoadedFleet:
-    """Read and check ``path``. Raises ``FleetError`` with all problems, in the order of the file, and nothing else."""
+def load(path: Path, edge_only: bool = False) -> LoadedFleet:
+    """Read and check ``path``. Raises ``FleetError`` with all problems, in the order of the file, and nothing else.
+
+    ``edge_only``: the file may be that of a machine which takes its models from others (``signalbox edge``).
+    """
     absolute = path.absolute()
     source = parse(read(path), path)
     fleet, findings = _validate(source, absolute.parent)
@@ -45,6 +48,9 @@ def load(path: Path) -> LoadedFleet:
     problems = source.problems + found
     if problems or fleet is None:
         raise FleetError(sorted(problems, key=lambda problem: problem.line))
+    if not fleet.models and not edge_only:
+        message = "there are none: this is the file of a machine with an edge only."
+        raise FleetError([Problem(path, 1, "models", message, "`signalbox edge` runs it; or add the models.")])
     return LoadedFleet(fleet, absolute, absolute.parent, MappingProxyType(source.lines))
 
 

@@ -252,8 +252,9 @@ class Fleet(Strict):
     control: Control = Control()
     hosts: Annotated[dict[Identifier, Host], Field(max_length=1000)] = {}
     """Machines that Signalbox starts engines on."""
-    models: Annotated[dict[ModelName, Model], Field(min_length=1, max_length=1000)]
-    """The names that clients send, and who serves them."""
+    models: Annotated[dict[ModelName, Model], Field(min_length=1, max_length=1000)] = {}
+    """The names that clients send, and who serves them. A file without any is that of an edge that takes the fleet from
+    others (``signalbox edge``)."""
     default_model: ModelName | None = None
     """Takes requests that name no model; with a single model that one does."""
     rules: Annotated[list[Rule], Field(max_length=256)] = []

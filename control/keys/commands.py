@@ -148,8 +148,10 @@ def _effect(loaded: LoadedFleet, found: LoadedKeys) -> str:
     """When the change counts: at once at a running edge that asks for keys; else what to do for it."""
     from control.edge.keys import tell_running
     from control.edge.site import state_paths
+    from control.sharing.publish import publish
 
-    return _advice(loaded) or tell_running(state_paths(loaded), found)
+    paths = state_paths(loaded)
+    return _advice(loaded) or "\n".join([tell_running(paths, found), *publish(loaded, paths, keys_only=True)])
 
 
 def _advice(loaded: LoadedFleet) -> str:

@@ -13,6 +13,7 @@ import yaml
 
 from control.edge import keys
 from control.fleet.load import load
+from control.keys.entries import entries
 from control.keys.load import LoadedKeys, parse_keys
 from control.keys.secrets import hash_of
 from control.paths import StatePaths
@@ -58,13 +59,13 @@ keys:
     )
     alice = {"name": "alice", "enabled": True, "priority": "normal", "weight": 1, "models": ["m"],
              "expires": 1798761600, "limits": {"concurrent": 2, "models": {"m": {"tokens_per_day": 5}}}}  # fmt: skip
-    assert keys.entries(found) == {
+    assert entries(found) == {
         hexed("a"): alice,
         hexed("b"): alice,  # no longer than the key itself
         hexed("c"): {"name": "bob", "enabled": False, "priority": "high", "weight": 3},
     }
-    text = keys.encode(keys.entries(found), 7)
-    assert json.loads(text) == {"version": 7, "keys": keys.entries(found)}
+    text = keys.encode(entries(found), 7)
+    assert json.loads(text) == {"version": 7, "keys": entries(found)}
     assert len(text.splitlines()) == 5
 
 
@@ -82,12 +83,12 @@ def test_writing_keeps_the_version_when_nothing_changed(tmp_path: Path) -> None:
     paths = StatePaths(tmp_path / "state")
     paths.conf.mkdir(parents=True)
     assert keys.write(paths, None).version == 1
-    assert keys.write(paths, found) == keys.Told(2, ("key a: added",))
-    assert keys.write(paths, found) == keys.Told(2, ())
+    assert keys.write(paths, entries(found)) == keys.Told(2, ("key a: added",))
+    assert keys.write(paths, entries(found)) == keys.Told(2, ())
     assert keys.write(paths, None) == keys.Told(2, ())
     assert paths.keys_json.stat().st_mode & 0o777 == 0o600
     paths.keys_json.write_text("{broken")
-    assert keys.write(paths, found).changes == ("key a: added",)
+    assert keys.write(paths, entries(found)).changes == ("key a: added",)
 
 
 def test_the_first_key_says_what_fleet_yaml_lacks(edge: Place) -> None:
