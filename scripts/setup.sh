@@ -58,9 +58,9 @@ wanted_packages() {
     echo libnuma1 # vLLM on CPU loads it
     have curl || echo curl
     case $purpose in
-        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk redis-server ;;
+        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 ;;
         test)
-            echo lua-check lua-busted "$(luajit_package)" wrk redis-server libatomic1 # the last for Playwright's driver
+            echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 libatomic1 # the last for Playwright's driver
             have chromium || echo chromium
             ;;
     esac

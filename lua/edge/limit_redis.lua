@@ -87,8 +87,9 @@ local function key_of(rule, time)
 end
 
 
--- The arguments of scripts.reserve, and the number of rules that count there.
-local function question(taken)
+-- The arguments of scripts.reserve, and the number of rules that count there. `share`: 1, or 0 to take
+-- nothing and only learn how they stand.
+local function question(taken, share)
     local rules, args, n = taken.rules, { "", "", 0 }, 0
     for i = 1, #rules do
         if rules[i].kind ~= "concurrent" then
@@ -100,7 +101,7 @@ local function question(taken)
     local at = 3 + n
     for i = 1, #rules do
         local rule = rules[i]
-        local cost = rule.unit == "tokens" and taken.tokens or 1
+        local cost = (rule.unit == "tokens" and taken.tokens or 1) * share
         if rule.kind == "rate" then
             args[at + 1], args[at + 2], args[at + 3] = cost * rule.each, MINUTE, 0
             at = at + 3
@@ -139,18 +140,30 @@ local function read_answer(taken, reply)
 end
 
 
+-- There was no place: how the other rules stand, for the headers that tell of them.
+local function look(taken)
+    local args, n = question(taken, 0)
+    local reply = n > 0 and redis.eval(scripts.reserve, args)
+    if reply then
+        local refused, wait = taken.refused, taken.wait
+        read_answer(taken, reply)
+        taken.refused, taken.wait, taken.held = refused, wait, false
+    end
+end
+
+
 function _M.reserve(taken)
     if not redis.usable() then
         return reserve_without(taken)
     end
     if not take_places(taken) then
-        if not redis.usable() then
-            taken.refused = false
-            reserve_without(taken)
+        if redis.usable() then
+            return look(taken)
         end
-        return
+        taken.refused = false
+        return reserve_without(taken)
     end
-    local args, n = question(taken)
+    local args, n = question(taken, 1)
     if n == 0 then
         taken.held = true
         return
@@ -271,10 +284,10 @@ end
 
 
 function _M.left(taken, i, time)
-    if taken.fallback then
+    local rule, value = taken.rules[i], taken[i]
+    if taken.fallback or not value then
         return limit_store.left(taken, i, time)
     end
-    local rule, value = taken.rules[i], taken[i]
     if rule.kind == "budget" then
         return max(rule.limit - value, 0), limit_store.left_of(rule, time)
     end

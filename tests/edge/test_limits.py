@@ -142,6 +142,17 @@ def test_as_many_at_the_same_time_as_allowed(engine: ScriptedEngine) -> None:
         edge.idle()
 
 
+def test_who_finds_no_place_is_told_how_the_other_limits_stand(engine: ScriptedEngine) -> None:
+    with Edge(limited(engine, concurrent=1, requests_per_minute=100, tokens_per_day=1_000_000)) as edge:
+        with hold(edge):
+            for _ in range(2):
+                answer = edge.chat(chat("alpha"))
+                check_error(answer, 429, "concurrency_limit")
+                assert left(answer, "requests") == 99, "what is refused burns nothing"
+                assert 0 < left(answer, "tokens") < 1_000_000
+        edge.idle()
+
+
 def test_a_killed_worker_gives_its_places_back(engine: ScriptedEngine) -> None:
     """Counters leaked, and a key was locked for ever."""
     with Edge(limited(engine, concurrent=2), may_kill=True) as edge:

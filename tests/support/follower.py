@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from control.edge.process import EdgeProcess
@@ -17,12 +16,11 @@ from tests.support.net import wait_until
 
 
 class Follower(Edge):
-    """``with Follower(redis.url) as edge``: runs until the block ends. ``wait_ready``: until it has a fleet."""
+    """``with Follower(redis.url) as edge``: runs until the block ends. See ``until_taken``."""
 
-    def __init__(self, state: Any, prefix: Sequence[str] = (), **edge: Any) -> None:
-        """``state`` as in fleet.yaml; ``prefix``: a command that runs another one elsewhere."""
+    def __init__(self, state: Any, **edge: Any) -> None:
+        """``state`` as in fleet.yaml."""
         super().__init__({"edge": {"state": state, **edge}}, may_kill=True)
-        self.prefix = list(prefix)
         self.paths = StatePaths(self.folder / ".signalbox")
         self.daemon: subprocess.Popen[bytes] | None = None
         self.log = self.folder / "daemon.log"
@@ -30,7 +28,7 @@ class Follower(Edge):
     def start(self) -> Follower:
         Edge.running.append(self)
         self.process = EdgeProcess(self.paths)
-        command = [*self.prefix, sys.executable, "-m", "control", "--fleet", str(self.fleet_file), "edge"]
+        command = [sys.executable, "-m", "control", "--fleet", str(self.fleet_file), "edge"]
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         return self
@@ -39,8 +37,7 @@ class Follower(Edge):
         """Wait until it serves a fleet (of at least this version) with every backend ready."""
         wait_until("the fleet to be taken", lambda: self.status().get("version", 0) >= max(version, 1), 20)
         wait_until("the edge to run", lambda: self.process.pid() is not None, 10)
-        if not self.prefix:
-            self.until_ready()
+        self.until_ready()
         return self
 
     def status(self) -> dict[str, Any]:
@@ -59,7 +56,7 @@ class Follower(Edge):
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another signalbox command on this edge's file."""
-        command = [*self.prefix, sys.executable, "-m", "control", "--fleet", str(self.fleet_file), *words]
+        command = [sys.executable, "-m", "control", "--fleet", str(self.fleet_file), *words]
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
 
     def stop(self, check: bool = True) -> None:

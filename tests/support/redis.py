@@ -24,8 +24,9 @@ needs_redis = pytest.mark.skipif(
 class Redis:
     """``with Redis() as redis``: an empty one at ``redis.url`` until the block ends."""
 
-    def __init__(self, password: str | None = None, **options: str) -> None:
+    def __init__(self, password: str | None = None, host: str = "127.0.0.1", **options: str) -> None:
         """``options`` become command-line options: ``tls_port="1234"``."""
+        self.host = host
         self.port = free_port()
         self.password = password
         self.options = options
@@ -34,7 +35,7 @@ class Redis:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self.host}:{self.port}"
 
     def __enter__(self) -> Redis:
         return self.start()
@@ -44,7 +45,7 @@ class Redis:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> Redis:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
+        command = ["redis-server", "--port", str(self.port), "--bind", self.host, "--save", "", "--dir",
                    str(self.folder), "--logfile", str(self.folder / "log")]  # fmt: skip
         for name, value in self.options.items():
             command += ["--" + name.replace("_", "-"), value]
@@ -73,7 +74,7 @@ class Redis:
 
     def call(self, *words: str | int) -> Any:
         """One command over a connection of its own: a text, number or list; errors as OSError."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as link, link.makefile("rb") as answers:
+        with socket.create_connection((self.host, self.port), timeout=5) as link, link.makefile("rb") as answers:
             if self.password:
                 link.sendall(_encode("AUTH", self.password))
                 _read(answers)
