@@ -14,7 +14,6 @@ from tests.support.client import chat, check_error
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.net import free_port, wait_until
-from tests.support.queueing import hold
 from tests.support.redis import Redis, needs_redis
 
 pytestmark = [pytest.mark.slow, needs_redis]
@@ -37,34 +36,6 @@ def all_slots_are_there(edge: Edge) -> None:
     for client in held:
         client.close()
     edge.idle()
-
-
-def test_redis_hangs_for_longer_than_a_lease(redis: Redis, engine: ScriptedEngine) -> None:
-    content = fleet(redis, engine)
-    content["edge"]["state"]["timeout"] = "300ms"
-    with edges(content) as both:
-        stream = hold(both[0])
-        with Load(both) as load:
-            redis.freeze()
-            time.sleep(7)
-            before = len(load.codes)
-            # Each edge with its share.
-            wait_until("requests to be served without Redis", lambda: len(load.codes) > before + 50, 10)
-            assert not any(edge.state()["state"]["ok"] for edge in both)
-            redis.thaw()
-            for edge in both:
-                seen(edge)
-            engine.reset()
-            before = len(load.codes)
-            wait_until("requests to be served as before", lambda: len(load.codes) > before + 50, 10)
-        assert set(load.codes) == {200}
-        assert engine.counters()["peak"] <= LIMIT
-        assert stream.socket.recv(1), "the stream went on"
-        stream.close()
-        for edge in both:
-            log = edge.error_log()
-            assert log.count("no answer") == 1 and log.count("answers again") == 1, log
-        all_slots_are_there(both[1])
 
 
 def test_workers_die_under_load(redis: Redis, engine: ScriptedEngine) -> None:
