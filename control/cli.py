@@ -105,15 +105,22 @@ def render(settings: Settings) -> None:
 
 
 @main.command()
+@click.option("--foreground", is_flag=True, help="Stay until it ends, for containers and systemd; SIGTERM ends it.")
 @click.pass_obj
-def start(settings: Settings) -> None:
+def start(settings: Settings, foreground: bool) -> None:
     """Start the edge and wait until it answers."""
     from control.edge.apply import start as start_edge
-    from control.edge.site import open_site
+    from control.edge.calls import require_none
+    from control.edge.site import open_site, state_paths
     from control.fleet.load import load
+    from control.foreground import run as run_in_foreground
     from control.sharing.publish import publish
 
+    if foreground:
+        run_in_foreground(settings.fleet, click.echo)
+        return
     loaded = load(settings.fleet)
+    require_none(state_paths(loaded))
     site = open_site(loaded)
     _print(start_edge(site).lines())
     _print(publish(loaded, site.paths))
@@ -145,16 +152,14 @@ def stop(settings: Settings, now: bool, wait: float) -> None:
 @click.pass_obj
 def reload(settings: Settings) -> None:
     """Render fleet.yaml and make the running edge take it; put the last good files back when it does not."""
-    from control.edge.apply import reload as reload_edge
-    from control.edge.site import open_site
+    from control.edge.site import state_paths
     from control.fleet.load import load
+    from control.foreground import reload_anywhere
     from control.serve import tell_to_reload
-    from control.sharing.publish import publish
 
-    site = open_site(load(settings.fleet))
-    _print(reload_edge(site).lines())
-    _print(publish(site.loaded, site.paths))
-    if tell_to_reload(site.paths):
+    loaded = load(settings.fleet)
+    _print(reload_anywhere(loaded))
+    if tell_to_reload(state_paths(loaded)):
         click.echo("The control plane reads fleet.yaml again (its control.log says what it found).")
 
 

@@ -32,3 +32,11 @@ def read_host() -> HostFacts:
         memory_total=int(memory.total),
         memory_used=int(memory.total - memory.available),
     )
+
+
+def pid_namespace() -> str:
+    """Names the set of processes in which ours has its number: a container has one of its own. Empty if unknown."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

@@ -42,6 +42,11 @@ class StatePaths:
         return self.edge / "run" / "nginx.pid"
 
     @property
+    def foreground(self) -> Path:
+        """The socket of an edge that runs in the foreground, for ``signalbox reload``."""
+        return self.edge / "run" / "foreground.sock"
+
+    @property
     def admin_token(self) -> Path:
         """The edge admin listener's bearer token, mode 0600, made at the first start."""
         return self.edge / "run" / "admin.token"
@@ -54,6 +59,11 @@ class StatePaths:
     @property
     def control_pid(self) -> Path:
         return self.root / "control" / "control.pid"
+
+    @property
+    def control_reload(self) -> Path:
+        """Made by a ``signalbox reload`` that cannot signal the daemon, which runs in another container."""
+        return self.root / "control" / "reload"
 
     @property
     def control_log(self) -> Path:

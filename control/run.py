@@ -17,8 +17,9 @@ from typing import Any
 import requests
 from rich.console import Console
 
-from control.edge import apply
+from control.edge import apply, calls
 from control.edge.ports import require_free, split
+from control.edge.process import present, running
 from control.edge.report import SERVING, Report, collect
 from control.edge.site import Site, open_site, state_paths
 from control.elsewhere import refuse_elsewhere
@@ -29,6 +30,7 @@ from control.engines.processes import Record, birth, bound
 from control.engines.recorded import stop_recorded
 from control.errors import ControlError, EngineError, FleetError
 from control.fleet.load import LoadedFleet, load
+from control.foreground import reload_anywhere
 from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_address, daemon_pid, listen, signal_daemon
 from control.sharing.publish import publish
@@ -118,6 +120,8 @@ def down(path: Path, console: Console, now: bool = False) -> None:
         _end_follower(paths, console)  # it would start the edge again
     ending = apply.stop(paths, quit=not now)
     console.print(f"The edge {ending}.")
+    if ending == "was not running" and calls.answers(paths):
+        console.print("An edge that was started in the foreground goes on: end it where it was started.")
     with Steps(console) as progress:
         pid = daemon_pid(paths)
         if pid is not None:
@@ -141,7 +145,7 @@ def _check_first(site: Site) -> None:
         if isinstance(engine.source, Path):
             require_folder(engine.spec.model, engine.source)
     apply.render_next(site)
-    if site.process.pid() is None and not site.process.orphans():  # those end first when the edge starts
+    if not present(site.paths):  # orphans end first when the edge starts
         require_free([site.loaded.fleet.edge.listen, site.loaded.fleet.edge.admin])
     new, old = site.loaded.fleet.control.listen, daemon_address(site.paths)
     if daemon_pid(site.paths) is None or (old and split(old)[1] != split(new)[1]):
@@ -187,8 +191,11 @@ def _start_control_plane(loaded: LoadedFleet, paths: StatePaths, console: Consol
 
 
 def _start_edge(site: Site, console: Console) -> None:
-    result = apply.start(site) if site.process.pid() is None else apply.reload(site)
-    for line in (*result.lines(), *publish(site.loaded, site.paths)):
+    if running(site.paths):
+        lines = reload_anywhere(site.loaded)
+    else:
+        lines = [*apply.start(site).lines(), *publish(site.loaded, site.paths)]
+    for line in lines:
         console.print(line, markup=False)
 
 

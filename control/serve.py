@@ -24,6 +24,7 @@ from typing import Any
 
 from waitress.server import create_server  # type: ignore[import-untyped]  # it has no types of its own
 
+from control.edge import calls
 from control.edge.admin import AdminClient, read_token
 from control.edge.gate import EdgeGate
 from control.edge.logs import rotate
@@ -36,7 +37,7 @@ from control.errors import ControlError, SignalboxError
 from control.fleet.address import is_loopback, split_listen
 from control.fleet.load import LoadedFleet, load
 from control.fleet.resolve import resolve_backends
-from control.host import read_host
+from control.host import pid_namespace, read_host
 from control.paths import StatePaths
 from control.sharing.repeat import Repeater
 from control.web.app import WebSettings, create_app
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the size of the edge's logs.
 ROTATE_EVERY = 10.0
+#: Seconds between two looks for a reload that another container asks for.
+LOOK_EVERY = 1.0
 #: Each open page holds one thread of the server: half of them stay for everything else.
 THREADS, LISTENERS = 32, 16
 #: Seconds to connect to the edge's admin listener and to wait for its answer: a slow one must not stop the page.
@@ -76,8 +79,13 @@ def catch_signals() -> queue.SimpleQueue[int]:
 
 
 def daemon_pid(paths: StatePaths) -> int | None:
-    """The pid of the daemon that runs on this state folder, or None. A pid file left behind by a dead one is None."""
+    """The pid of the daemon that runs on this state folder, or None. A pid file left behind by a dead one is None.
+
+    None too for one in another container, where its number means somebody else.
+    """
     lines = _pid_file(paths)
+    if len(lines) > 2 and lines[2] != pid_namespace():
+        return None
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 
 
@@ -116,14 +124,18 @@ def tell_to_reload(paths: StatePaths) -> bool:
     pid = daemon_pid(paths)
     if pid is not None:
         signal_daemon(pid, signal.SIGHUP)
-    return pid is not None
+        return True
+    if _pid_file(paths):  # in another container, where it looks for this file
+        paths.control_reload.touch()
+        return True
+    return False
 
 
 @contextmanager
 def only_one(path: Path, address: str) -> Iterator[None]:
     """Hold ``path`` as this process's pid file. The lock, not the number, says that somebody lives: pids come back.
 
-    ``address``, the daemon's page, is its second line.
+    ``address``, the daemon's page, is its second line, the namespace of the number its third.
 
     Raises ControlError when another daemon holds it.
     """
@@ -131,7 +143,7 @@ def only_one(path: Path, address: str) -> Iterator[None]:
     descriptor = _locked(path)
     try:
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n{address}\n".encode())
+        os.write(descriptor, f"{os.getpid()}\n{address}\n{pid_namespace()}\n".encode())
         yield
     finally:
         path.unlink(missing_ok=True)
@@ -248,6 +260,7 @@ class Daemon:
         )
         self._web = threading.Thread(target=self._server.run, name="web", daemon=True)
         self._signals = signals
+        self._rotate_at = 0.0
 
     def run(self) -> None:
         """Start everything, then wait for signals. Returns when it was told to end, and its engines have stopped.
@@ -261,13 +274,17 @@ class Daemon:
         log.info("The page is at http://%s/", self._loaded.fleet.control.listen)
         while self._web.is_alive():
             try:
-                number = self._signals.get(timeout=ROTATE_EVERY)
+                number = self._signals.get(timeout=LOOK_EVERY)
             except queue.Empty:
+                if self._paths.control_reload.exists():
+                    self._paths.control_reload.unlink(missing_ok=True)
+                    self._reload()
                 self._rotate()
                 continue
             if number == signal.SIGHUP:
                 self._reload()
-                self._rotate()  # by the limits that may be new
+                self._rotate_at = 0.0  # by the limits that may be new
+                self._rotate()
                 continue
             if number == signal.SIGUSR1:
                 log.info("Told to make way for another control plane: the engines go on running.")
@@ -283,12 +300,16 @@ class Daemon:
         raise ControlError("the page's server ended by itself", "The lines above say why; the engines go on running.")
 
     def _rotate(self) -> None:
+        if time.monotonic() < self._rotate_at:
+            return
+        self._rotate_at = time.monotonic() + ROTATE_EVERY
         settings = self._loaded.fleet.edge.log
         try:
-            for name in rotate(
-                self._paths.edge_logs, int(settings.rotate_at), settings.keep, EdgeProcess(self._paths).reopen_logs
-            ):
-                log.info("Rotated the edge's %s.", name)
+            if not calls.answers(self._paths):  # in the foreground the edge's own process does it
+                for name in rotate(
+                    self._paths.edge_logs, int(settings.rotate_at), settings.keep, EdgeProcess(self._paths).reopen_logs
+                ):
+                    log.info("Rotated the edge's %s.", name)
         except (OSError, SignalboxError) as error:
             log.warning("The edge's logs could not be rotated: %s", error)
         try:

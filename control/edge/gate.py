@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from control.edge.admin import AdminClient, EdgeRefused
-from control.edge.process import EdgeProcess
+from control.edge.process import present, running
 from control.edge.site import client
 from control.errors import EdgeError
 from control.paths import StatePaths
@@ -33,8 +33,7 @@ class EdgeGate:
 
         None when no edge runs. Raises EdgeError when it does not answer as it should.
         """
-        process = EdgeProcess(self._paths)
-        if process.pid() is None and not process.orphans():
+        if not present(self._paths):
             return None
         with self._client() as edge:
             state = edge.state()
@@ -72,7 +71,7 @@ class EdgeGate:
     def undo(self) -> None:
         """Take back the wishes of a control plane that was killed."""
         try:
-            if EdgeProcess(self._paths).pid() is None:
+            if not running(self._paths):
                 return
             with self._client() as edge:
                 rows = edge.state()["backends"]

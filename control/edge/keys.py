@@ -13,7 +13,7 @@ from typing import Any
 
 from control.edge import files
 from control.edge.admin import AdminClient, EdgeRefused
-from control.edge.process import EdgeProcess
+from control.edge.process import present
 from control.edge.site import client, locked
 from control.keys.entries import Entries, entries
 from control.keys.load import LoadedKeys
@@ -91,8 +91,7 @@ def tell(paths: StatePaths, keys: Entries | None, edge: AdminClient, state: Mapp
 
 def tell_running(paths: StatePaths, keys: LoadedKeys) -> str:
     """Make the edge take ``keys`` if one runs; what came of it, for a person. Raises EdgeError."""
-    process = EdgeProcess(paths)
-    if process.pid() is None and not process.orphans():
+    if not present(paths):
         return "No edge runs: it counts from the next start on."
     with locked(paths):
         edge = client(paths)

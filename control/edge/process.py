@@ -15,6 +15,7 @@ from typing import Literal
 
 import psutil
 
+from control.edge import calls
 from control.edge.binary import Engine
 from control.edge.files import write
 from control.edge.logs import ErrorLog
@@ -167,6 +168,12 @@ class EdgeProcess:
         """HUP: nginx reads conf/nginx.conf again. Whether it liked it, only /state and error.log tell."""
         self._signal(signal.SIGHUP)
 
+    def terminate(self) -> None:
+        """TERM: nginx cuts what still runs. One that has ended meanwhile is no error."""
+        pid = self.pid()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _send([psutil.Process(pid)] if pid is not None else [], signal.SIGTERM)
+
     def reopen_logs(self) -> None:
         """USR1: nginx opens its log files anew, after they were renamed."""
         self._signal(signal.SIGUSR1)
@@ -198,8 +205,13 @@ class EdgeProcess:
 
 
 def running(paths: StatePaths) -> bool:
-    """Whether the edge of this state folder runs."""
-    return EdgeProcess(paths).pid() is not None
+    """Whether the edge of this state folder runs, here or, in the foreground, in another container."""
+    return EdgeProcess(paths).pid() is not None or calls.answers(paths)
+
+
+def present(paths: StatePaths) -> bool:
+    """Whether anything of this edge serves: it runs, or its master was killed and left workers."""
+    return running(paths) or bool(EdgeProcess(paths).orphans())
 
 
 def _end(heads: list[psutil.Process], family: list[psutil.Process], drain: float | None) -> Ending:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from control.edge import files
+from control.edge import calls, files
 from control.edge.process import EdgeProcess
 from control.edge.site import client
 from control.errors import EdgeError
@@ -25,7 +25,10 @@ _COLOURS = {"ready": "green", "busy": "green", "starting": "yellow", "draining":
 
 @dataclass(frozen=True)
 class Report:
-    """The edge's process and, when it answers, its /state. ``problem`` says why there is no state."""
+    """The edge's process and, when it answers, its /state. ``problem`` says why there is no state.
+
+    ``pid`` is None for an edge that runs in the foreground in another container.
+    """
 
     pid: int | None
     started_at: float | None
@@ -46,7 +49,7 @@ def collect(paths: StatePaths, follows: bool = False) -> Report:
 def _collect(paths: StatePaths, start: str) -> Report:
     process = EdgeProcess(paths)
     pid = process.pid()
-    if pid is None:
+    if pid is None and not calls.answers(paths):
         left = ", ".join(str(worker.pid) for worker in process.orphans())
         problem = f"The edge's master process was killed, but its workers ({left}) go on serving." if left else ""
         problem = problem or "The edge is not running."
@@ -65,7 +68,11 @@ def _collect(paths: StatePaths, start: str) -> Report:
 
 def as_json(report: Report) -> str:
     """The report for programs."""
-    content: dict[str, Any] = {"running": report.pid is not None, "pid": report.pid, "started_at": report.started_at}
+    content: dict[str, Any] = {
+        "running": report.pid is not None or report.state is not None,
+        "pid": report.pid,
+        "started_at": report.started_at,
+    }
     content |= {"problem": report.problem} if report.problem else {}
     content |= {"following": report.following} if report.following else {}
     return json.dumps(content | {"state": report.state}, indent=1)

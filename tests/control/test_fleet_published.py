@@ -23,6 +23,7 @@ ALL = [REPOSITORY / "fleet.yaml", *EXAMPLES]
 NEEDED = {
     "rented.yaml": ("certs/edge.pem", "certs/edge.key", "certs/rented-ca.pem", "secrets/gpu-1.key"),
     "second-edge.yaml": ("certs/edge.pem", "certs/edge.key", "secrets/redis.pw"),
+    "deploy.yaml": ("secrets/redis.pw",),
     "two-edges.yaml": ("certs/edge.pem", "certs/edge.key", "secrets/redis.pw"),
 }
 

@@ -20,6 +20,7 @@ import requests
 import yaml
 
 from control.errors import ControlError
+from control.host import pid_namespace
 from control.paths import StatePaths
 from control.serve import daemon_address, daemon_pid, listen, only_one
 from tests.support.net import REPOSITORY, free_port, wait_until
@@ -96,7 +97,7 @@ def test_engines_outlive_a_killed_daemon_and_end_with_a_told_one(local: Local) -
     pids = local.until_ready("m-1")
     assert daemon_pid(local.paths) == local.daemon.process.pid
     address = f"127.0.0.1:{local.port}"
-    assert local.paths.control_pid.read_text() == f"{local.daemon.process.pid}\n{address}\n"
+    assert local.paths.control_pid.read_text() == f"{local.daemon.process.pid}\n{address}\n{pid_namespace()}\n"
     assert daemon_address(local.paths) == address
 
     local.daemon.tell(signal.SIGKILL)
@@ -205,7 +206,7 @@ def test_an_unreadable_stale_pid_file_is_no_obstacle(tmp_path: Path) -> None:
         path.write_text(left)
         assert daemon_pid(StatePaths(tmp_path)) is None
         with only_one(path, "127.0.0.1:9090"):
-            assert path.read_text() == f"{os.getpid()}\n127.0.0.1:9090\n"
+            assert path.read_text() == f"{os.getpid()}\n127.0.0.1:9090\n{pid_namespace()}\n"
         assert not path.exists()
 
 
