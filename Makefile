@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-test-fast run stop status render reload check lint format test test-fast \
-        test-openresty bench-edge prove-edge prove-fuzz prove-balancing prove-front-desk lock schema clean vllm-runtime
+        test-openresty bench-edge prove-edge prove-fuzz prove-balancing prove-front-desk lock schema flags clean vllm-runtime
 
 export PYTHON
 
@@ -109,6 +109,9 @@ lock: setup ## renew requirements/*.lock
 
 schema: setup ## renew fleet.schema.json
 	@.venv/bin/signalbox schema > fleet.schema.json.new && mv fleet.schema.json.new fleet.schema.json
+
+flags: setup ## add vLLM releases that are new on the package index to control/vllm/flags.json
+	.venv/bin/python -m control.vllm.released
 
 clean: ## remove .venv and caches; runtimes, models and logs in .signalbox stay
 	rm -rf .venv .venv-* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from control import __version__
 from control.errors import SignalboxError
 from control.keys.commands import keys
+
+if TYPE_CHECKING:
+    from control.fleet.load import LoadedFleet
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def check(settings: Settings) -> None:
     from control.edge.smoke import smoke
     from control.fleet.load import load
 
-    loaded = load(settings.fleet)
+    loaded = _warned(load(settings.fleet))
     found = smoke(open_site(loaded))
     models = loaded.fleet.models
     backends = sum(len(model.backends) for model in models.values())
@@ -101,7 +104,7 @@ def render(settings: Settings) -> None:
     from control.edge.site import open_site
     from control.fleet.load import load
 
-    _print(render_next(open_site(load(settings.fleet))).lines())
+    _print(render_next(open_site(_warned(load(settings.fleet)))).lines())
 
 
 @main.command()
@@ -119,7 +122,7 @@ def start(settings: Settings, foreground: bool) -> None:
     if foreground:
         run_in_foreground(settings.fleet, click.echo)
         return
-    loaded = load(settings.fleet)
+    loaded = _warned(load(settings.fleet))
     require_none(state_paths(loaded))
     site = open_site(loaded)
     _print(start_edge(site).lines())
@@ -157,7 +160,7 @@ def reload(settings: Settings) -> None:
     from control.foreground import reload_anywhere
     from control.serve import tell_to_reload
 
-    loaded = load(settings.fleet)
+    loaded = _warned(load(settings.fleet))
     _print(reload_anywhere(loaded))
     if tell_to_reload(state_paths(loaded)):
         click.echo("The control plane reads fleet.yaml again (its control.log says what it found).")
@@ -245,6 +248,13 @@ def schema() -> None:
     from control.fleet.published import schema_json
 
     click.echo(schema_json(), nl=False)
+
+
+def _warned(loaded: LoadedFleet) -> LoadedFleet:
+    """Says what should be known of a fleet that can be used."""
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return loaded
 
 
 def _print(lines: list[str]) -> None:

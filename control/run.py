@@ -78,6 +78,8 @@ def run(path: Path, console: Console) -> None:
             waiting = "Another run of this fleet is at work; waiting for it"
             stack.enter_context(only_one(paths.root / "run.lock", waiting, progress))
         loaded = load(path)  # it may have changed while we waited
+        for warning in loaded.warnings:
+            console.print(f"warning: {warning}", markup=False)
         site = open_site(loaded)
         _check_first(site)
         _prepare(loaded, site.paths, console)

@@ -329,6 +329,8 @@ class Daemon:
         for name, remedy in (("listen", "make run"), ("state_dir", "put the old one back, make stop, change it again")):
             if getattr(fresh.fleet.control, name) != getattr(self._loaded.fleet.control, name):
                 log.warning("control.%s changed: it takes effect at the next start (%s).", name, remedy)
+        for warning in fresh.warnings:
+            log.warning("%s", warning)
         self._supervisor.reload(fresh)
         self._loaded = fresh
         self._edge.address = fresh.fleet.edge.admin

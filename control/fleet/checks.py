@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Formatter
 
 from control.fleet.address import ip, is_host, is_host_pattern, is_loopback, overlap, split_listen, split_url
+from control.fleet.arguments import check_arguments
 from control.fleet.edge_schema import Certificate, RedisState
 from control.fleet.headers import is_edges_own, passes_anyway
 from control.fleet.messages import Finding, did_you_mean, shown
@@ -22,7 +23,8 @@ LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("contr
 def check(fleet: Fleet, folder: Path) -> list[Finding]:
     """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
     findings: list[Finding] = []
-    for rule in (_edge_only, _listeners, _ports, _state, _tls_names, _edge_lists, _names, _ids, _models, check_rules):
+    own = (_edge_only, _listeners, _ports, _state, _tls_names, _edge_lists, _names, _ids, _models)
+    for rule in (*own, check_rules, check_arguments):
         findings += rule(fleet)
     findings += _files(fleet, folder)
     return findings
@@ -261,7 +263,6 @@ def _engine(path: KeyPath, engine: Engine, model: Model, *, started: bool) -> It
         yield Finding((*path, "runtime"), message, "Add 'source:' to the model.", (source,))
     for index, argument in enumerate(engine.command or []):
         yield from _argument((*path, "command", index), argument)
-    yield from _scheduler(path, engine)
 
 
 def _argument(path: KeyPath, argument: str) -> Iterator[Finding]:
@@ -277,20 +278,6 @@ def _argument(path: KeyPath, argument: str) -> Iterator[Finding]:
         if name not in PLACEHOLDERS or layout or conversion:
             message = f"unknown placeholder {shown(argument)}; there are {known}."
             yield Finding(path, message, did_you_mean(name or "", PLACEHOLDERS, hint))
-
-
-def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:
-    """Combinations with which vLLM refuses to start."""
-    tokens, here = engine.max_num_batched_tokens, (*path, "max_num_batched_tokens")
-    if tokens is None:
-        return
-    if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
-        message = f"{tokens} is less than max_num_seqs ({engine.max_num_seqs}); vLLM would not start."
-        yield Finding(here, message, "Raise it, or lower max_num_seqs.", ((*path, "max_num_seqs"),))
-    if engine.chunked_prefill is False and engine.max_model_len is not None and tokens < engine.max_model_len:
-        message = f"{tokens} is less than max_model_len ({engine.max_model_len}); vLLM would not start."
-        hint = "Without chunked prefill a whole prompt must fit in: raise it, or set 'chunked_prefill: true'."
-        yield Finding(here, message, hint, ((*path, "max_model_len"), (*path, "chunked_prefill")))
 
 
 def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:

@@ -26,6 +26,8 @@ class LoadedFleet:
     path: Path
     folder: Path
     lines: Mapping[KeyPath, int]
+    #: What should be known, although the fleet can be used.
+    warnings: tuple[Problem, ...] = ()
 
     def line(self, *path: str | int) -> int:
         """The line (from 1) of a key, or of the nearest one above it that is written in the file."""
@@ -44,14 +46,15 @@ def load(path: Path, edge_only: bool = False) -> LoadedFleet:
     absolute = path.absolute()
     source = parse(read(path), path)
     fleet, findings = _validate(source, absolute.parent)
-    found = [_problem(finding, source, path) for finding in findings if finding.path not in source.unread]
-    problems = source.problems + found
+    readable = [finding for finding in findings if finding.path not in source.unread]
+    problems = source.problems + [_problem(finding, source, path) for finding in readable if not finding.warning]
     if problems or fleet is None:
         raise FleetError(sorted(problems, key=lambda problem: problem.line))
     if not fleet.models and not edge_only:
         message = "there are none: this is the file of a machine with an edge only."
         raise FleetError([Problem(path, 1, "models", message, "`signalbox edge` runs it; or add the models.")])
-    return LoadedFleet(fleet, absolute, absolute.parent, MappingProxyType(source.lines))
+    warnings = tuple(_problem(finding, source, path) for finding in readable if finding.warning)
+    return LoadedFleet(fleet, absolute, absolute.parent, MappingProxyType(source.lines), warnings)
 
 
 def _problem(finding: Finding, source: Source, path: Path) -> Problem:

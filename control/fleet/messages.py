@@ -18,6 +18,7 @@ from control.fleet.source import KeyPath, holds
 _KINDS = {
     "string_type": "text",
     "int_type": "a whole number",
+    "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a mapping ('key: value' lines)",
@@ -27,12 +28,16 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong at ``path``. ``about``: every place that the statement rests on (``path`` is always one)."""
+    """One thing wrong at ``path``. ``about``: every place that the statement rests on (``path`` is always one).
+
+    ``warning``: it should be known, but the fleet can be used.
+    """
 
     path: KeyPath
     message: str
     suggestion: str = ""
     about: tuple[KeyPath, ...] = ()
+    warning: bool = False
 
 
 def shown(value: object) -> str:

@@ -25,8 +25,10 @@ from control.fleet.shapes import (
     Strict,
     Url,
     Version,
+    Word,
 )
 from control.fleet.units import Bytes, Milliseconds
+from control.vllm.profiles import Profile
 
 #: What ``engine.command`` may have in braces; a brace that is meant as one is doubled.
 PLACEHOLDERS = ("port", "host", "name", "model", "python")
@@ -81,20 +83,39 @@ class Engine(Strict):
     """How long an engine may finish its requests before it is killed."""
     drain_timeout: Milliseconds = Milliseconds(600_000)
     """How long its requests may run on before it is stopped because it left the fleet, or its start changed."""
+    profile: Profile = "default"
+    """Settings that go together: ``mixed`` (long prompts among short ones), ``chat``, ``rag``; see docs/arguments.md.
+
+    What is set one by one counts more. ``default`` leaves all to vLLM.
+    """
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Prompt and answer together, in tokens."""
     max_num_seqs: Annotated[int, Field(ge=1)] | None = None
     """Requests that run at the same time."""
     max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None
     """Tokens of one scheduler step."""
+    long_prefill_token_threshold: Annotated[int, Field(ge=1)] | None = None
+    """Tokens that a longer prompt gets of one step while other requests run, so that these go on."""
+    gpu_memory_utilization: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    """The share of each GPU's memory that this engine takes, for weights and KV cache; on CPU of the machine's."""
     kv_cache_memory: Bytes | None = None
-    """Memory for the KV cache."""
+    """Memory for the KV cache, instead of what gpu_memory_utilization leaves."""
+    kv_cache_dtype: Word | None = None
+    """The data type of the KV cache, for example fp8; by default the model's."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Each layer is spread over this many GPUs."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """The layers are shared out to this many groups of GPUs."""
+    dtype: Word | None = None
+    """The data type of the weights and of computing, for example bfloat16; by default the model's."""
+    quantization: Word | None = None
+    """How weights are stored, where the model does not say so itself, for example fp8."""
     chunked_prefill: bool | None = None
     """Whether long prompts are cut into pieces between which others decode."""
     prefix_caching: bool | None = None
     """Whether equal beginnings of prompts are computed once."""
     extra_args: Annotated[list[Argument], Field(max_length=64)] = []
-    """More arguments for vLLM, as they are."""
+    """More arguments for vLLM, word for word; those that its version does not know are refused."""
 
     @model_validator(mode="after")
     def _one_way_to_start(self) -> Self:

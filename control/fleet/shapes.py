@@ -121,6 +121,11 @@ GgufFile = Annotated[
     str, shape(r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$", "the file name of a .gguf file inside the package, no folder")
 ]
 Version = Annotated[str, shape(r"^[0-9]+\.[0-9]+\.[0-9]+$", "a version such as 0.32.0")]
+#: One word of vLLM's own: a data type, a way of quantization.
+Word = Annotated[
+    str,
+    shape(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "a word of at most 64 letters, digits, '.', '_' or '-'"),
+]
 #: What only a process that we start sees: anything but control characters.
 Argument = Annotated[
     str, Field(max_length=8192), shape(r"^[^\x00-\x1f\x7f]*$", "text without line breaks or control characters")

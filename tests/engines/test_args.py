@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from control.engines.args import EngineSpec, command_launch, vllm_arguments, vll
 from control.errors import EngineError
 from control.fleet.schema import Engine
 from control.paths import REPOSITORY
+from control.vllm.profiles import with_profile
 
 
 def spec(model_folder: Path | None = Path("/models/m"), **engine: Any) -> EngineSpec:
@@ -46,16 +48,79 @@ def test_every_setting_becomes_its_flag_and_extra_args_come_last() -> None:
             chunked_prefill=True,
             prefix_caching=False,
             stop_timeout="60s",
-            extra_args=["--enforce-eager", "--max-model-len", "2048"],
+            extra_args=["--enforce-eager", "--seed", "7"],
         )
     )
     assert arguments[8:] == [
         *("--max-model-len", "4096", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
         *("--kv-cache-memory-bytes", "536870912"),
         *("--enable-chunked-prefill", "--no-enable-prefix-caching"),
-        *("--shutdown-timeout", "53"),
-        *("--enforce-eager", "--max-model-len", "2048"),
+        *("--shutdown-timeout", "53", "--max-num-queued-reqs", "256"),
+        *("--enforce-eager", "--seed", "7"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("running", "limit", "fence"),
+    [(None, None, None), (None, 500, None), (1, None, "256"), (64, 66, "256"), (256, 258, "1024"), (16, 400, "800")],
+)
+def test_the_last_fence_lets_pass_what_the_edge_sends(
+    running: int | None, limit: int | None, fence: str | None
+) -> None:
+    arguments = vllm_arguments(replace(vllm(max_num_seqs=running), limit=limit))
+    assert ("--max-num-queued-reqs" in arguments) == (fence is not None)
+    if fence is not None:
+        assert arguments[arguments.index("--max-num-queued-reqs") + 1] == fence
+
+
+def test_the_release_can_be_that_of_an_image() -> None:
+    """An image of 0.10 has neither the time-out nor the fence; one that is newer than all gets what the newest gets."""
+    old = vllm_arguments(vllm(max_num_seqs=4), (0, 10, 2))
+    assert "--shutdown-timeout" not in old and "--max-num-queued-reqs" not in old
+    assert vllm_arguments(vllm(max_num_seqs=4), (99, 0, 0)) == vllm_arguments(vllm(max_num_seqs=4))
+    with pytest.raises(EngineError, match=r"vLLM 0\.6\.3 is older than 0\.8\.0"):
+        vllm_arguments(vllm(), (0, 6, 3))
+
+
+def test_a_setting_that_the_release_lacks_is_named() -> None:
+    with pytest.raises(EngineError) as error:
+        vllm_arguments(vllm(kv_cache_memory="1GiB"), (0, 10, 1))
+    assert error.value.message == "models.m.engine.kv_cache_memory: vLLM 0.10.1 has no such setting."
+    assert error.value.hint == "It is there since vLLM 0.10.2."
+
+
+def test_prompts_are_not_cut_by_the_old_engine_inside_vllm() -> None:
+    settings = vllm(chunked_prefill=False, environment={"VLLM_USE_V1": "0"})
+    assert "--no-enable-chunked-prefill" in vllm_arguments(settings, (0, 10, 2))
+    with pytest.raises(EngineError, match="always cuts long prompts"):
+        vllm_arguments(settings, (0, 11, 0))  # which has no old engine any more
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({}, {"chunked_prefill": True, "max_num_batched_tokens": 2048, "long_prefill_token_threshold": 512}),
+        ({"chunked_prefill": False}, {"chunked_prefill": False}),
+        ({"max_num_seqs": 4000}, {"max_num_batched_tokens": 4000, "long_prefill_token_threshold": 512}),
+        ({"max_model_len": 128}, {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 128}),
+        ({"max_model_len": 128, "max_num_seqs": 4}, {"max_num_batched_tokens": 512}),
+        ({"max_num_batched_tokens": 64, "prefix_caching": False}, {"max_num_batched_tokens": 64}),
+    ],
+)
+def test_a_profile_gives_way_to_what_is_given(given: dict[str, Any], left: dict[str, Any]) -> None:
+    filled = with_profile("mixed", given)
+    assert {**filled, **given, **left} == filled
+    if given.get("chunked_prefill") is False:
+        assert set(filled) == {"chunked_prefill", "prefix_caching"}
+
+
+def test_the_engines_key_is_in_the_environment_and_nowhere_else() -> None:
+    launch = vllm_launch(vllm(), Path("/rt"), "s3cret")
+    assert launch.environment["VLLM_API_KEY"] == "s3cret"
+    assert "s3cret" not in " ".join(launch.argv)
+    assert "VLLM_API_KEY" not in vllm_launch(vllm(), Path("/rt")).environment
+    own = vllm_launch(vllm(environment={"VLLM_API_KEY": "mine"}), Path("/rt"), "s3cret")
+    assert own.environment["VLLM_API_KEY"] == "mine"
 
 
 @pytest.mark.parametrize(("switch", "flag"), [(True, "--enable-"), (False, "--no-enable-")])

@@ -1,0 +1,78 @@
+"""Checks of what an engine's vLLM is told: settings that its release lacks, or with which it would not start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from control.fleet.messages import Finding
+from control.fleet.schema import Engine, Fleet
+from control.fleet.source import KeyPath
+from control.vllm.extra import complaints
+from control.vllm.flags import Flags, UnknownRelease, flags_of, known_releases, parse_version, written
+from control.vllm.profiles import with_profile
+from control.vllm.settings import SETTINGS, SettingError, words
+
+
+def vllm_settings(engine: Engine) -> dict[str, object]:
+    """Every setting that vLLM is told (field → value): those of the engine, and those of its profile."""
+    given = {field: value for field in SETTINGS if (value := getattr(engine, field)) is not None}
+    filled = with_profile(engine.profile, given)
+    return {field: filled[field] for field in SETTINGS if field in filled}
+
+
+def check_arguments(fleet: Fleet) -> Iterator[Finding]:
+    """Everything wrong with the vLLM settings of all models."""
+    for name, model in fleet.models.items():
+        if model.engine is not None:
+            path: KeyPath = ("models", name, "engine")
+            yield from _scheduler(path, model.engine)
+            if model.engine.runtime is not None:
+                yield from _release(path, model.engine)
+
+
+def _release(path: KeyPath, engine: Engine) -> Iterator[Finding]:
+    at = (*path, "version")
+    try:
+        flags = flags_of(parse_version(engine.version or ""))
+    except UnknownRelease as error:
+        yield Finding(at, f"{error}.", "Take a later one, or start it by 'command:', which is not looked at.")
+        return
+    if flags.newer:
+        newest = written(known_releases()[-1])
+        message = f"vLLM {written(flags.version)} is newer than {newest}, the last whose flags are known here."
+        hint = "Its arguments are those of that one; vLLM itself will say if it does not take them."
+        yield Finding(at, message, hint, warning=True)
+    yield from _settings(path, engine, flags)
+    for complaint in complaints(engine.extra_args, flags):
+        place = (*path, "extra_args", complaint.index)
+        yield Finding(place, complaint.message, complaint.hint, about=(at,))
+
+
+def _settings(path: KeyPath, engine: Engine, flags: Flags) -> Iterator[Finding]:
+    for field, value in vllm_settings(engine).items():
+        try:
+            words(field, value, flags, engine.environment)
+        except SettingError as error:
+            written_one = getattr(engine, field) is not None
+            place = (*path, field if written_one else "profile")
+            message = error.message if written_one else f"{engine.profile!r} sets {field}: {error.message}"
+            yield Finding(place, message, error.hint, about=((*path, "version"),))
+
+
+def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:
+    """Combinations with which vLLM refuses to start."""
+    threshold, longest = engine.long_prefill_token_threshold, engine.max_model_len
+    if threshold is not None and longest is not None and threshold > longest:
+        message = f"{threshold} is more than max_model_len ({longest}); vLLM would not start."
+        here = (*path, "long_prefill_token_threshold")
+        yield Finding(here, message, "Lower it: no prompt is longer.", ((*path, "max_model_len"),))
+    tokens, here = engine.max_num_batched_tokens, (*path, "max_num_batched_tokens")
+    if tokens is None:
+        return
+    if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
+        message = f"{tokens} is less than max_num_seqs ({engine.max_num_seqs}); vLLM would not start."
+        yield Finding(here, message, "Raise it, or lower max_num_seqs.", ((*path, "max_num_seqs"),))
+    if engine.chunked_prefill is False and longest is not None and tokens < longest:
+        message = f"{tokens} is less than max_model_len ({longest}); vLLM would not start."
+        hint = "Without chunked prefill a whole prompt must fit in: raise it, or set 'chunked_prefill: true'."
+        yield Finding(here, message, hint, ((*path, "max_model_len"), (*path, "chunked_prefill")))

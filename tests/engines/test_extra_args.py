@@ -1,0 +1,149 @@
+"""extra_args: what vLLM would refuse is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from control.cli import main
+from control.vllm.extra import complaints
+from control.vllm.flags import flags_of
+from tests.support.fleet_yaml import FULL, changed, fleet_of, make_files, problems_of, write
+
+ENGINE = ("models", "org/own:1", "engine")
+
+
+def said(*words: str, release: tuple[int, int, int] = (0, 32, 0)) -> list[str]:
+    return [f"[{c.index}] {c.message} {c.hint}".strip() for c in complaints(words, flags_of(release))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--enforce-eager", "--no-enable-lora", "--seed", "-1", "--block-size=32"),
+        ("--lora-modules", "a=/loras/a", "b=/loras/b", "--max_loras", "2"),
+        ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'),
+        ("--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"),
+        ("-O3",),
+        ("-O", "3"),
+        ("--hf-overrides", "{}", "--chat-template", "/t.jinja", "--middleware", "a.b", "--middleware", "c.d"),
+        ("--cpu-offload-gb", "0.5", "--reasoning-parser", "deepseek_r1", "--moe-backend", "Triton"),
+        ("--uvicorn-log-level", "warning", "--tokenizer-mode", "auto"),
+    ],
+)
+def test_what_vllm_takes_is_not_complained_of(words: tuple[str, ...]) -> None:
+    assert said(*words) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # what old articles say
+        (("--chunked-prefill",), "vLLM 0.32.0 has no flag '--chunked-prefill'. Did you mean '--enable-chunked-prefill'?"
+         " Write 'chunked_prefill:' under engine."),
+        (("--swap-space", "4"), "vLLM 0.32.0 has no --swap-space: it was there until 0.17.1. Remove it."),
+        (("--enforce-egaer",), "vLLM 0.32.0 has no flag '--enforce-egaer'. Did you mean '--enforce-eager'?"),
+        (("--zzzzzzzz",), "vLLM 0.32.0 has no flag '--zzzzzzzz'. `vllm serve --help=all` lists all."),
+        (("--enf",), "vLLM 0.32.0 has no flag '--enf'."),  # argparse would guess; a later release might not
+        # values
+        (("--enable-lora", "True"), "[1] 'True' belongs to no flag. A switch takes no value: --x turns it on"),
+        (("--enable-lora=true",), "takes no value. --enable-lora alone turns it on, --no-enable-lora off."),
+        (("--headers",), "has no flag '--headers'"),
+        (("--seed",), "[0] --seed needs a value. Write it as the next entry of the list."),
+        (("--seed", "--enforce-eager"), "[0] --seed needs a value."),
+        (("--seed", "many"), "[1] --seed needs a whole number, not 'many'."),
+        (("--cpu-offload-gb=x",), "[0] --cpu-offload-gb needs a number, not 'x'."),
+        (("--tokenizer-mode", "auto", "slow"), "[2] 'slow' belongs to no flag."),
+        (("--scheduling-policy", "lifo"), "[1] --scheduling-policy of vLLM 0.32.0 does not know 'lifo'. Known: fcfs"),
+        (("--hf-overrides-x", "{"), "has no flag '--hf-overrides-x'"),
+        (("--speculative-config", "{method"), "[1] --speculative-config needs JSON, not '{method'."),
+        (("stray",), "[0] 'stray' belongs to no flag. A flag begins with '--'."),
+        # what Signalbox sets itself
+        (("--port", "8000"), "[0] --port is set by Signalbox. Write 'port:' in the backend."),
+        (("--host=0.0.0.0",), "[0] --host is set by Signalbox. It listens on the 'address:' of its host."),
+        (("--api-key", "secret"), "[0] --api-key is set by Signalbox. Write 'key_file:' or 'key_env:' in the backend"),
+        (("--served-model-name", "a", "b"), "[0] --served-model-name is set by Signalbox."),
+        (("--max_model_len", "8k"), "[0] --max-model-len is set by Signalbox. Write 'max_model_len:' under engine."),
+        (("-tp", "2"), "[0] -tp is set by Signalbox. Write 'tensor_parallel_size:' under engine."),
+        (("--no-enable-prefix-caching",), "--no-enable-prefix-caching is set by Signalbox. Write 'prefix_caching:'"),
+        (("--device-memory-utilization", "0.9"), "Write 'gpu_memory_utilization:' under engine."),
+    ],
+)  # fmt: skip
+def test_what_vllm_would_refuse_is_named(words: tuple[str, ...], message: str) -> None:
+    found = said(*words)
+    assert len(found) == 1 and message in found[0], found
+
+
+def test_every_mistake_is_named_at_once() -> None:
+    found = said("--port", "1", "--seed", "x", "--enforce-eager", "yes", "--nope-at-all")
+    assert [line[: line.index("]") + 1] for line in found] == ["[0]", "[3]", "[5]", "[6]"]
+
+
+def test_a_secret_is_not_repeated() -> None:
+    assert "s3cret" not in " ".join(said("--api-key", "s3cret") + said("--api-key=s3cret"))
+
+
+def test_releases_differ() -> None:
+    assert said("--swap-space", "4", release=(0, 10, 0)) == []
+    assert "it came with 0.18.0" in said("--grpc", release=(0, 10, 0))[0]
+    assert said("--no-enforce-eager", release=(0, 9, 0)) == []
+    assert "has no flag '--no-enforce-eager'" in said("--no-enforce-eager", release=(0, 8, 5))[0]
+    assert "does not know '7'" in said("--block-size", "7", release=(0, 10, 0))[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problems"),
+    [
+        (
+            "extra_args",
+            ["--enforce-eager", "--max-nun-seqs", "4"],
+            ["engine.extra_args[1]: vLLM 0.32.0 has no flag '--max-nun-seqs'. Did you mean '--max-num-seqs'?"],
+        ),
+        ("version", "0.10.0", ["engine.kv_cache_memory: vLLM 0.10.0 has no such setting. It is there since",
+                               "engine.chunked_prefill: vLLM 0.10.0 always cuts long prompts"]),
+        ("version", "0.7.3", ["engine.version: vLLM 0.7.3 is older than 0.8.0, the oldest whose flags are known."]),
+        ("version", "99.0.0", []),
+        ("dtype", "int3", ["engine.dtype: vLLM 0.32.0 does not know 'int3'. It knows: auto, bfloat16, float, float16"]),
+        ("kv_cache_dtype", "fp9", ["engine.kv_cache_dtype: vLLM 0.32.0 does not know 'fp9'."]),
+        ("long_prefill_token_threshold", 5000, ["5000 is more than max_model_len (4096); vLLM would not start."]),
+        ("gpu_memory_utilization", 1.5, ["engine.gpu_memory_utilization: must be at most 1.0, not 1.5."]),
+        ("gpu_memory_utilization", "much", ["engine.gpu_memory_utilization: must be a number, not 'much'."]),
+        ("gpu_memory_utilization", 1, []),
+        ("profile", "chatty", ["engine.profile: must be 'default', 'mixed', 'chat' or 'rag', not 'chatty'."]),
+        ("tensor_parallel_size", 0, ["engine.tensor_parallel_size: must be at least 1"]),
+    ],
+)  # fmt: skip
+def test_fleet_yaml_is_told_where(tmp_path: Path, field: str, value: Any, problems: list[str]) -> None:
+    make_files(tmp_path)
+    found = problems_of(tmp_path, changed(FULL, (*ENGINE, field), value))
+    assert len(found) == len(problems), found
+    for problem, expected in zip(found, sorted(problems, key=lambda text: "chunked" in text), strict=True):
+        assert expected in str(problem)
+        assert problem.line > 1
+
+
+def test_a_release_newer_than_all_that_are_known_is_a_warning(tmp_path: Path) -> None:
+    make_files(tmp_path)
+    (warning,) = fleet_of(tmp_path, changed(FULL, (*ENGINE, "version"), "99.0.0")).warnings
+    assert "engine.version: vLLM 99.0.0 is newer than" in str(warning)
+    line = write(tmp_path, changed(FULL, (*ENGINE, "version"), "99.0.0")).read_text().splitlines()[warning.line - 1]
+    assert line.strip() == "version: 99.0.0"
+    assert fleet_of(tmp_path, FULL).warnings == ()
+
+
+def test_render_prints_the_warning_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    model = {
+        "source": "weights",
+        "engine": {"runtime": "vllm-cpu", "version": "99.0.0"},
+        "backends": [{"host": "here", "port": 8101}],
+    }
+    path = write(tmp_path, {"hosts": {"here": {"local": True}}, "models": {"m": model}})
+    done = CliRunner().invoke(main, ["--fleet", str(path), "render"])
+    assert done.exit_code == 0, done.output
+    assert f"warning: {path}:" in done.stderr and "vLLM 99.0.0 is newer than" in done.stderr
+    assert "warning" not in done.stdout
