@@ -11,6 +11,7 @@ from pathlib import Path
 from control.errors import EngineError
 from control.fleet.arguments import vllm_settings
 from control.fleet.schema import Engine
+from control.vllm.extra import complaints
 from control.vllm.flags import UnknownRelease, Version, flags_of, parse_version
 from control.vllm.settings import SettingError, words
 
@@ -70,7 +71,7 @@ def vllm_arguments(spec: EngineSpec, version: Version | None = None) -> list[str
     """Everything after ``vllm serve``, the model's folder first.
 
     ``version``: the release, where the engine does not name it (None: the newest that is known). Raises EngineError
-    without a folder, and for a setting that the release does not have.
+    without a folder, and for settings and extra_args that the release does not take.
     """
     if spec.model_folder is None:
         raise EngineError(
@@ -95,6 +96,8 @@ def vllm_arguments(spec: EngineSpec, version: Version | None = None) -> list[str
     most = _fence(spec)
     if most is not None and flags.find("--max-num-queued-reqs"):
         arguments += ["--max-num-queued-reqs", str(most)]
+    for wrong in complaints(engine.extra_args, flags):
+        raise EngineError(f"models.{spec.model}.engine.extra_args[{wrong.index}]: {wrong.message}", wrong.hint)
     return arguments + list(engine.extra_args)
 
 

@@ -28,6 +28,16 @@ def check_arguments(fleet: Fleet) -> Iterator[Finding]:
             yield from _scheduler(path, model.engine)
             if model.engine.runtime is not None:
                 yield from _release(path, model.engine)
+            else:
+                yield from _unused(path, model.engine)
+
+
+def _unused(path: KeyPath, engine: Engine) -> Iterator[Finding]:
+    """Settings beside ``command``. The edge itself goes by max_num_seqs."""
+    for name in ("profile", *SETTINGS, "extra_args"):
+        if name in engine.model_fields_set and name != "max_num_seqs":
+            message = "has no effect beside 'command:', which is run as it is written."
+            yield Finding((*path, name), message, "Write it into the command, or remove it.", warning=True)
 
 
 def _release(path: KeyPath, engine: Engine) -> Iterator[Finding]:

@@ -124,8 +124,16 @@ def _value(at: int, name: str, value: str, flag: Flag, flags: Flags) -> Iterator
         shape, words = _SHAPES[flag.type]
         if not shape.fullmatch(value.strip()):
             yield Complaint(at, f"{name} needs {words}, not {value!r}.")
-    elif flag.type == "json" and value not in ("", "None"):
-        try:
-            json.loads(value)
-        except ValueError:
-            yield Complaint(at, f"{name} needs JSON, not {value!r}.", """For example: '{"key": "value"}'.""")
+    elif flag.type == "json" and value not in ("", "None") and not _is_json(value, flags):
+        yield Complaint(at, f"{name} needs JSON, not {value!r}.", """For example: '{"key": "value"}'.""")
+
+
+def _is_json(value: str, flags: Flags) -> bool:
+    """What vLLM takes for JSON: before 0.10 also a=1,b=2, and later on numbers such as 80m."""
+    if flags.version < (0, 10, 0) and re.fullmatch(r"\w+=\d+(,\w+=\d+)*", value):
+        return True
+    try:
+        json.loads(re.sub(r"(?<=\d)[kKmMgGtT]\b", "", value))
+    except ValueError:
+        return False
+    return True

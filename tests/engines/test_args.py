@@ -89,6 +89,12 @@ def test_a_setting_that_the_release_lacks_is_named() -> None:
     assert error.value.hint == "It is there since vLLM 0.10.2."
 
 
+def test_an_argument_that_the_release_lacks_is_named() -> None:
+    """fleet.yaml was right for the newest release; which one an image has is known only when it is here."""
+    with pytest.raises(EngineError, match=r"engine\.extra_args\[1\]: vLLM 0\.10\.0 has no --performance-mode: it came"):
+        vllm_arguments(vllm(extra_args=["--enforce-eager", "--performance-mode", "throughput"]), (0, 10, 0))
+
+
 def test_prompts_are_not_cut_by_the_old_engine_inside_vllm() -> None:
     settings = vllm(chunked_prefill=False, environment={"VLLM_USE_V1": "0"})
     assert "--no-enable-chunked-prefill" in vllm_arguments(settings, (0, 10, 2))

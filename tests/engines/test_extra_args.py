@@ -28,6 +28,7 @@ def said(*words: str, release: tuple[int, int, int] = (0, 32, 0)) -> list[str]:
         ("--lora-modules", "a=/loras/a", "b=/loras/b", "--max_loras", "2"),
         ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'),
         ("--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"),
+        ("--kv-events-config", '{"hwm": 80k}'),
         ("-O3",),
         ("-O", "3"),
         ("--hf-overrides", "{}", "--chat-template", "/t.jinja", "--middleware", "a.b", "--middleware", "c.d"),
@@ -88,6 +89,8 @@ def test_a_secret_is_not_repeated() -> None:
 
 
 def test_releases_differ() -> None:
+    assert said("--limit-mm-per-prompt", "image=4,video=1", release=(0, 9, 2)) == []
+    assert "needs JSON" in said("--limit-mm-per-prompt", "image=4,video=1", release=(0, 10, 0))[0]
     assert said("--swap-space", "4", release=(0, 10, 0)) == []
     assert "it came with 0.18.0" in said("--grpc", release=(0, 10, 0))[0]
     assert said("--no-enforce-eager", release=(0, 9, 0)) == []
@@ -133,6 +136,14 @@ def test_a_release_newer_than_all_that_are_known_is_a_warning(tmp_path: Path) ->
     line = write(tmp_path, changed(FULL, (*ENGINE, "version"), "99.0.0")).read_text().splitlines()[warning.line - 1]
     assert line.strip() == "version: 99.0.0"
     assert fleet_of(tmp_path, FULL).warnings == ()
+
+
+def test_settings_beside_a_command_are_a_warning(tmp_path: Path) -> None:
+    make_files(tmp_path)
+    engine = {"command": ["serve"], "max_num_seqs": 4, "profile": "chat", "dtype": "half", "extra_args": ["--x"]}
+    warnings = fleet_of(tmp_path, changed(FULL, ENGINE, engine)).warnings
+    assert [warning.key.rpartition(".")[2] for warning in warnings] == ["profile", "dtype", "extra_args"]
+    assert "has no effect beside 'command:'" in str(warnings[0])
 
 
 def test_render_prints_the_warning_and_goes_on(tmp_path: Path) -> None:

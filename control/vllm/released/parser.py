@@ -39,7 +39,7 @@ def flags(read: Read) -> dict[str, dict[str, Any]]:
     command = modules.find(SERVE_COMMAND, "ServeSubcommand")
     if command is not None and isinstance(command.node, ast.ClassDef):
         walker.method(SERVE_COMMAND, command.node, "subparser_init")
-    walker.function(SERVE_COMMAND, "make_arg_parser")  # imported there, from another module in each second release
+    walker.function(SERVE_COMMAND, "make_arg_parser")  # where it is imported; its own module has moved twice
     return dict(sorted(walker.flags.items()))
 
 
@@ -59,16 +59,15 @@ class _Walker:
 
     def method(self, module: str, owner: ast.ClassDef, name: str, scope: dict[str, Any] | None = None) -> None:
         """Runs a method of the class, or of the first base that has it."""
+        scope = {"cls": owner.name} if scope is None else scope
         for statement in owner.body:
             if isinstance(statement, ast.FunctionDef) and statement.name == name:
-                here = {**(scope or {}), "cls": ast.Name(owner.name)} if scope is None else scope
-                self._run(module, statement.body, here | {"super": (module, owner)})
+                self._run(module, statement.body, scope | {"super": (module, owner)})
                 return
         for base in owner.bases:
             found = self._modules.find(module, base.id) if isinstance(base, ast.Name) else None
             if found is not None and isinstance(found.node, ast.ClassDef):
-                here = {"cls": ast.Name(owner.name)} if scope is None else scope
-                self.method(found.module, found.node, name, here)
+                self.method(found.module, found.node, name, scope)
                 return
 
     def _run(self, module: str, statements: list[ast.stmt], scope: dict[str, Any]) -> None:
@@ -107,8 +106,6 @@ class _Walker:
             self._add(module, call, scope)
         elif name in ("add_cli_args", "_customize_cli_kwargs"):
             return self._follow(module, call, name, scope)
-        elif name == "make_arg_parser":
-            return OPAQUE  # the caller runs it
         elif isinstance(call.func, ast.Attribute) and name in ("remove", "append", "pop"):
             place = self._value(module, call.func.value, scope)
             arguments = [self._value(module, argument, scope) for argument in call.args]
@@ -131,7 +128,7 @@ class _Walker:
                 if found is not None and isinstance(found.node, ast.ClassDef):
                     self.method(found.module, found.node, name, inner)
         else:
-            found = self._modules.find(module, scope["cls"].id if owner == "cls" else owner)
+            found = self._modules.find(module, scope["cls"] if owner == "cls" else owner)
             if found is not None and isinstance(found.node, ast.ClassDef):
                 self.method(found.module, found.node, name, inner)
         return arguments[0] if arguments else OPAQUE
@@ -197,7 +194,7 @@ class _Walker:
         name = ast.unparse(call.func)
         if name == "get_kwargs":
             written = ast.unparse(call.args[0])
-            return self._hints.fields(module, scope["cls"].id if written == "cls" else written)
+            return self._hints.fields(module, scope["cls"] if written == "cls" else written)
         if name == "get_args":
             values = self._hints.values(module, ast.unparse(call.args[0]))
             return OPAQUE if values is None else values
