@@ -12,6 +12,7 @@ import click
 from control import __version__
 from control.errors import SignalboxError
 from control.keys.commands import keys
+from control.kubernetes.commands import kubernetes_options, render_manifests
 
 if TYPE_CHECKING:
     from control.fleet.load import LoadedFleet
@@ -97,12 +98,22 @@ def check(settings: Settings) -> None:
 
 
 @main.command()
+@click.option("--target", type=click.Choice(["machine", "kubernetes"]), default="machine", show_default=True)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the manifests.")
+@kubernetes_options
 @click.pass_obj
-def render(settings: Settings) -> None:
-    """Write nginx.conf and fleet.json beside those that run, and show what would change."""
+def render(settings: Settings, /, target: str, out: Path | None, **cluster: Any) -> None:
+    """Write nginx.conf and fleet.json beside those that run, and show what would change.
+
+    With --target kubernetes: manifests of the whole fleet, into --out or to standard output (docs/kubernetes.md).
+    """
+    from control.fleet.load import load
+
+    if target == "kubernetes":
+        render_manifests(load(settings.fleet), out, cluster)
+        return
     from control.edge.apply import render_next
     from control.edge.site import open_site
-    from control.fleet.load import load
 
     _print(render_next(open_site(_warned(load(settings.fleet)))).lines())
 

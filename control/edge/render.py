@@ -90,7 +90,7 @@ def render(
     else:
         content = retold(taken.snapshot, backends, found, context["dns"])
     return Rendered(
-        nginx_conf=_fill(sources.templates, context),
+        nginx_conf=fill(sources.templates, context),
         snapshot=content,
         admin=scratch.admin if scratch else edge.admin,
         listen=(scratch.listen if scratch else edge.listen,),
@@ -181,7 +181,8 @@ def _state(state: SharedState | None) -> dict[str, Any] | None:
     }
 
 
-def _fill(templates: Path, context: Mapping[str, Any]) -> str:
+def fill(templates: Path, context: Mapping[str, Any]) -> str:
+    """nginx.conf from a ``build_context``. Raises RenderError for a broken template."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         undefined=jinja2.StrictUndefined,

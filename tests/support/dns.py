@@ -14,9 +14,10 @@ NAME = "engine.test"
 
 
 class Zone(BaseResolver):
-    """Answers for ``NAME``; ``address`` None: it does not exist. ``ttl`` in seconds."""
+    """Answers for ``name``; ``address`` None: it does not exist. ``ttl`` in seconds."""
 
-    def __init__(self, ttl: int = 1) -> None:
+    def __init__(self, ttl: int = 1, name: str = NAME) -> None:
+        self.name = name
         self.address: str | None = None
         self.ttl = ttl
         self.asked = 0
@@ -24,17 +25,17 @@ class Zone(BaseResolver):
     def resolve(self, request: DNSRecord, handler: DNSHandler) -> DNSRecord:
         self.asked += 1
         reply = request.reply()
-        if self.address is None or str(request.q.qname) != NAME + ".":
+        if self.address is None or str(request.q.qname) != self.name + ".":
             reply.header.rcode = RCODE.NXDOMAIN
         elif request.q.qtype == QTYPE.A:
-            reply.add_answer(RR(NAME, QTYPE.A, rdata=A(self.address), ttl=self.ttl))
+            reply.add_answer(RR(self.name, QTYPE.A, rdata=A(self.address), ttl=self.ttl))
         return reply
 
 
 @contextlib.contextmanager
-def name_server(ttl: int = 1) -> Iterator[tuple[Zone, int]]:
+def name_server(ttl: int = 1, name: str = NAME) -> Iterator[tuple[Zone, int]]:
     """A zone, and the port at which 127.0.0.1 answers for it."""
-    zone, port = Zone(ttl), free_port()
+    zone, port = Zone(ttl, name), free_port()
     server = DNSServer(zone, address="127.0.0.1", port=port, logger=DNSLogger("-request,-reply"))
     server.start_thread()
     try:
