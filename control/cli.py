@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from control import __version__
+from control.cli_engines import COMMANDS, which
 from control.errors import SignalboxError
 from control.keys.commands import keys
 from control.kubernetes.commands import kubernetes_options, render_manifests
@@ -181,17 +182,21 @@ def reload(settings: Settings) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
-    """Show the edge and its backends. Exit code 1 when the edge does not run."""
+    """Show the edge, its backends and their containers. Exit code 1 when the edge does not run."""
+    from control import up as containers
     from control.edge import report
     from control.edge.site import state_paths
     from control.fleet.load import load
 
     loaded = load(ctx.obj.fleet, edge_only=True)
     found = report.collect(state_paths(loaded), follows=not loaded.fleet.models)
+    rows = containers.rows(loaded, state_paths(loaded)) if containers.has_containers(loaded) else []
     if as_json:
-        click.echo(report.as_json(found))
+        click.echo(report.as_json(found, rows))
     else:
         report.show(found)
+        if rows:
+            containers.show_rows(rows)
     if found.state is None:
         ctx.exit(1)
 
@@ -219,15 +224,19 @@ def prepare(settings: Settings) -> None:
 
 
 @main.command()
+@which
 @click.option("--now", is_flag=True, help="Cut running answers instead of letting them finish.")
 @click.pass_obj
-def down(settings: Settings, now: bool) -> None:
-    """End the edge, the engines and the control plane; logs, runtimes and models stay."""
+def down(settings: Settings, names: tuple[str, ...], now: bool) -> None:
+    """End the edge, the engines and the control plane; logs, runtimes, images and models stay.
+
+    With names: stop and remove only the containers of these models and backends, when nothing runs on them any more.
+    """
     from rich.console import Console
 
     from control.run import down as bring_down
 
-    bring_down(settings.fleet, Console(highlight=False), now)
+    bring_down(settings.fleet, Console(highlight=False), now, names)
 
 
 @main.command()
@@ -251,6 +260,8 @@ def edge(settings: Settings) -> None:
 
 
 main.add_command(keys)
+for _command in COMMANDS:
+    main.add_command(_command)
 
 
 @main.command()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any
 import requests
 from rich.console import Console
 
+from control import up as containers
 from control.edge import apply, calls
 from control.edge.ports import require_free, split
 from control.edge.process import present, running
 from control.edge.report import SERVING, Report, collect
 from control.edge.site import Site, open_site, state_paths
 from control.elsewhere import refuse_elsewhere
+from control.engines.hosts import Hosts
 from control.engines.install import only_one
 from control.engines.model import require_folder
 from control.engines.prepare import is_prepared, local_engines, prepare
@@ -65,11 +68,12 @@ class Address:
         return f"{'https' if self.tls else 'http'}://{shown}:{port}"
 
 
-def run(path: Path, console: Console) -> None:
+def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = False) -> None:
     """Bring up everything that fleet.yaml describes, and wait until every engine of ours is ready.
 
-    What runs already goes on: only what changed is started again. Raises a SignalboxError at the first failure; what
-    was started until then goes on running, and ``down`` ends it.
+    ``names``: only containers of these models and backends, and only they are waited for. ``pull``: look for newer
+    images first. What runs already goes on: only what changed is started again. Raises a SignalboxError at the first
+    failure; what was started until then goes on running, and ``down`` ends it.
     """
     paths = state_paths(load(path))
     refuse_elsewhere(path, paths)
@@ -80,13 +84,18 @@ def run(path: Path, console: Console) -> None:
         loaded = load(path)  # it may have changed while we waited
         for warning in loaded.warnings:
             console.print(f"warning: {warning}", markup=False)
+        containers.require_known(loaded, names)
         site = open_site(loaded)
         _check_first(site)
         _prepare(loaded, site.paths, console)
+        hosts = stack.enter_context(Hosts(loaded, site.paths)) if containers.has_containers(loaded) else None
+        planned = containers.announce(loaded, hosts, console, names, pull) if hosts is not None else None
         # The edge comes first: when it refuses a change, no engine has been stopped for it.
         _start_edge(site, console)
         _start_control_plane(loaded, site.paths, console)
-        _wait_for_engines(loaded, site.paths, console)
+        if hosts is not None and planned is not None:
+            containers.converge(planned, hosts, site.paths, console)
+        _wait_for_engines(loaded, site.paths, console, names)
         _say_what_next(loaded, site.paths, console)
 
 
@@ -97,17 +106,36 @@ def prepare_only(path: Path, console: Console) -> None:
     console.print("Everything that the engines need is here.")
 
 
-def down(path: Path, console: Console, now: bool = False) -> None:
+def _plan(loaded: LoadedFleet, hosts: Hosts, console: Console, names: Sequence[str], pull: bool) -> containers.Planned:
+    """What will be done to containers, shown. Raises EngineError when somebody else is in the way."""
+    if pull:
+        with Steps(console) as progress:
+            hosts.pull(progress)
+    planned = containers.planned(loaded, hosts, names)
+    if planned.steps or planned.problems:
+        console.print("Containers:")
+        containers.show_plan(planned, console)
+    return planned
+
+
+def down(path: Path, console: Console, now: bool = False, names: Sequence[str] = ()) -> None:
     """End the edge, the engines and the control plane of this fleet; logs, runtimes and models stay.
+
+    ``names``: only the containers of these models and backends, when nothing runs on them any more.
 
     ``now`` cuts running answers. What does not run is left out; nothing is an error. A fleet.yaml that cannot be used
     is one at the end, because it may name another state folder than the usual one. Raises ControlError when something
     of the fleet runs from a folder that fleet.yaml does not name any more.
     """
-    listen_on, broken = "", None
+    if names:
+        loaded = load(path)
+        containers.require_known(loaded, names)
+        containers.stop(loaded, state_paths(loaded), console, names)
+        return
+    listen_on, broken, fleet = "", None, None
     edge_only = False
     try:
-        loaded = load(path, edge_only=True)
+        loaded = fleet = load(path, edge_only=True)
         paths, listen_on = state_paths(loaded), loaded.fleet.edge.listen
         edge_only = not loaded.fleet.models
     except FleetError as error:
@@ -132,6 +160,8 @@ def down(path: Path, console: Console, now: bool = False) -> None:
         left = stop_recorded(paths)
     for identity in left:
         console.print(f"The engine {identity} was stopped.")
+    if fleet is not None and containers.has_containers(fleet):
+        containers.stop(fleet, paths, console, None)
     refuse_elsewhere(path, paths)
     if broken is not None:
         raise ControlError(
@@ -201,9 +231,11 @@ def _start_edge(site: Site, console: Console) -> None:
         console.print(line, markup=False)
 
 
-def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console) -> None:
-    """Show the engines' phases until all are ready and the edge has found them. Raises EngineError at a failure."""
-    ours = {engine.id for engine in local_engines(loaded)}
+def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console, names: Sequence[str] = ()) -> None:
+    """Show local engines' phases until all are ready and the edge has found them. Raises EngineError at a failure."""
+    ours = {
+        engine.id for engine in local_engines(loaded) if not names or engine.id in names or engine.spec.model in names
+    }
     if not ours:
         return
     began = time.monotonic()

@@ -1,5 +1,7 @@
 """The daemon: supervises engines, watches the fleet, shows the page, rotates the edge's logs. Never in the data path.
 
+Containers it only watches over (``engines/reconcile.py``); they outlive it.
+
 SIGTERM and SIGINT stop the engines that it owns, then itself. SIGKILL leaves them running; the next daemon adopts them.
 SIGHUP reads fleet.yaml again; a broken one changes nothing. SIGUSR1 ends it alone, in good order.
 """
@@ -31,8 +33,9 @@ from control.edge.logs import rotate
 from control.edge.ports import holder
 from control.edge.process import EdgeProcess, running
 from control.edge.site import state_paths
-from control.engines.local import Supervisor
+from control.engines.local import EngineStatus, Supervisor
 from control.engines.processes import bound
+from control.engines.reconcile import Reconciler
 from control.errors import ControlError, SignalboxError
 from control.fleet.address import is_loopback, split_listen
 from control.fleet.load import LoadedFleet, load
@@ -245,8 +248,9 @@ class Daemon:
         self._paths = paths
         self._supervisor = Supervisor(loaded, paths, gate=EdgeGate(paths))
         self._repeater = Repeater(lambda: self._loaded, paths)
+        self._reconciler = Reconciler(loaded, paths)
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
-        self._view = FleetView(fleet_facts(loaded), self._edge, self._supervisor.status, read_host)
+        self._view = FleetView(fleet_facts(loaded), self._edge, self._engines, read_host)
         host, port = split_listen(loaded.fleet.control.listen)
         app = create_app(self._view, WebSettings(host, port, LISTENERS))
         self._server = create_server(
@@ -269,6 +273,7 @@ class Daemon:
         """
         self._supervisor.start()
         self._repeater.start()
+        self._reconciler.start()
         self._view.start()
         self._web.start()
         log.info("The page is at http://%s/", self._loaded.fleet.control.listen)
@@ -288,9 +293,11 @@ class Daemon:
                 continue
             if number == signal.SIGUSR1:
                 log.info("Told to make way for another control plane: the engines go on running.")
+                self._reconciler.close()
                 self._supervisor.close()
             else:
                 log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
+                self._reconciler.close()  # `signalbox down` stops the containers
                 self._supervisor.stop_all()  # the page still answers meanwhile
             self._repeater.close()
             self._view.close()
@@ -298,6 +305,9 @@ class Daemon:
             log.info("Stopped.")
             return
         raise ControlError("the page's server ended by itself", "The lines above say why; the engines go on running.")
+
+    def _engines(self) -> list[EngineStatus]:
+        return [*self._supervisor.status(), *self._reconciler.status()]
 
     def _rotate(self) -> None:
         if time.monotonic() < self._rotate_at:
@@ -332,6 +342,7 @@ class Daemon:
         for warning in fresh.warnings:
             log.warning("%s", warning)
         self._supervisor.reload(fresh)
+        self._reconciler.reload(fresh)
         self._loaded = fresh
         self._edge.address = fresh.fleet.edge.admin
         self._view.set_fleet(facts)

@@ -62,6 +62,7 @@ wanted_packages() {
         test)
             echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 libatomic1 # the last for Playwright's driver
             have chromium || echo chromium
+            have dockerd || echo docker.io
             ;;
     esac
 }
@@ -108,6 +109,7 @@ install_packages() {
         if [ "$purpose" != run ]; then
             for tool in luacheck busted luajit wrk redis-server; do have "$tool" || missing="$missing $tool;"; done
             [ "$purpose" != test ] || have chromium || missing="$missing chromium;"
+            [ "$purpose" != test ] || have dockerd || missing="$missing Docker Engine (dockerd);"
         fi
         [ -z "$missing" ] || fail "This is neither Debian nor Ubuntu, so please install yourself:$missing" \
             "Then run the same command again."
@@ -133,6 +135,7 @@ with_services_off() {
     services=
     installed nginx-common || services="$services nginx"
     case " $packages" in *" redis-server "*) services="$services redis-server" ;; esac
+    case " $packages" in *" docker.io "*) services="$services docker.socket docker containerd" ;; esac
     if [ -z "$services" ] || [ -e "$policy" ]; then
         install_with_apt
         return

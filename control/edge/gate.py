@@ -45,6 +45,18 @@ class EdgeGate:
         except (KeyError, TypeError, ValueError) as error:
             raise EdgeError(f"the edge's state cannot be read: {error!r}") from error
 
+    def states(self) -> dict[str, tuple[str, str]] | None:
+        """Model and state of each backend of the edge's fleet; None when no edge runs. Raises EdgeError."""
+        process = EdgeProcess(self._paths)
+        if process.pid() is None and not process.orphans():
+            return None
+        with self._client() as edge:
+            state = edge.state()
+        try:
+            return {str(row["id"]): (str(row["model"]), str(row["state"])) for row in state["backends"]}
+        except (KeyError, TypeError) as error:
+            raise EdgeError(f"the edge's state cannot be read: {error!r}") from error
+
     def hold(self, backend: str) -> bool:
         """Let nothing new in, until ``release`` or the end of this process; True when that is news.
 

@@ -66,8 +66,8 @@ def _collect(paths: StatePaths, start: str) -> Report:
         edge.close()
 
 
-def as_json(report: Report) -> str:
-    """The report for programs."""
+def as_json(report: Report, containers: list[dict[str, Any]] | None = None) -> str:
+    """The report for programs; ``containers`` as `signalbox status` knows them."""
     content: dict[str, Any] = {
         "running": report.pid is not None or report.state is not None,
         "pid": report.pid,
@@ -75,6 +75,7 @@ def as_json(report: Report) -> str:
     }
     content |= {"problem": report.problem} if report.problem else {}
     content |= {"following": report.following} if report.following else {}
+    content |= {"containers": containers} if containers else {}
     return json.dumps(content | {"state": report.state}, indent=1)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from control.engines import processes
-from control.engines.processes import Record
 from control.errors import SignalboxError
 
 log = logging.getLogger(__name__)
@@ -36,6 +35,15 @@ class Gate(Protocol):
         """Take back what a control plane that was killed has left. Never raises."""
 
 
+class Place(Protocol):
+    """Where an engine listens, such as ``processes.Record``."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
 def sequences(count: int) -> str:
     """``1 sequence``, ``3 sequences``."""
     return "1 sequence" if count == 1 else f"{count} sequences"
@@ -44,9 +52,17 @@ def sequences(count: int) -> str:
 class Drain:
     """Waits until nothing runs on one engine. Its time goes on when the wait is interrupted and taken up again."""
 
-    def __init__(self, gate: Gate | None, identity: str, record: Record, purpose: str) -> None:
-        """``purpose``: what happens to the engine then, such as "restarted"."""
+    def __init__(
+        self,
+        gate: Gate | None,
+        identity: str,
+        record: Place,
+        purpose: str,
+        alive: Callable[[Any], bool] = processes.alive,
+    ) -> None:
+        """``purpose``: what happens to the engine then, such as "restarted"; ``alive``: does ``record`` still run."""
         self.record = record
+        self._alive = alive
         self._gate = gate
         self._id = identity
         self._purpose = purpose
@@ -62,7 +78,7 @@ class Drain:
 
         False when ``pause`` says that there is something else to do. ``tell`` gets the number of sequences meanwhile.
         """
-        while processes.alive(self.record):
+        while self._alive(self.record):
             count = self._look()
             if count == 0:
                 if self._told:

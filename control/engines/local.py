@@ -20,6 +20,7 @@ from control.engines.args import Launch
 from control.engines.drain import Drain, Gate, sequences
 from control.engines.health import cannot_listen, unready
 from control.engines.log_reader import LogReader
+from control.engines.policy import Deaths, Policy
 from control.engines.prepare import LocalEngine, local_engines, prepare
 from control.engines.processes import Record
 from control.engines.readiness import KvCache
@@ -46,23 +47,6 @@ class EngineStatus:
     pid: int | None
     port: int
     restarts: int
-
-
-@dataclass(frozen=True)
-class Policy:
-    """When to look and when to try again; all in seconds."""
-
-    poll: float = 0.3
-    #: Pauses before the restarts after deaths in a row; the last one repeats.
-    pauses: tuple[float, ...] = (1, 2, 4, 8, 15, 30)
-    #: A death counts as quick when the engine was ready for less than this.
-    quick: float = 60
-    #: So many quick deaths in a row end the trying.
-    give_up_after: int = 5
-    #: Between two looks at something that a person has to change: a taken port, a missing folder.
-    retry: float = 5
-    #: Between two questions to the edge what still runs on an engine that is to go.
-    drain: float = 0.5
 
 
 class _Cancelled(Exception):
@@ -92,7 +76,7 @@ class Keeper:
         self._wake = threading.Event()
         self._closing = False
         self._stop_engine = False
-        self._deaths = 0
+        self._deaths = Deaths(policy)
         self._process: subprocess.Popen[bytes] | None = None
         self.status = EngineStatus(spec.id, spec.model, "starting", "", "", time.time(), None, spec.port, 0)
         self.thread = threading.Thread(target=self._run, name=f"engine {spec.id}", daemon=True)
@@ -253,18 +237,17 @@ class Keeper:
         processes.stop(record, 0)
         processes.forget(self._folder)
         self._let_in()
-        policy = self._policy
-        self._deaths = 1 if ready_for >= policy.quick else self._deaths + 1
-        log.error("%s died (%d in a row): %s", self.status.id, self._deaths, reason)
-        if self._deaths >= policy.give_up_after:
-            self._set("failed", "given up", f"died {self._deaths} times in a row: {reason}")
+        deaths = self._deaths
+        deaths.add(ready_for)
+        log.error("%s died (%d in a row): %s", self.status.id, deaths.count, reason)
+        if deaths.too_many:
+            self._set("failed", "given up", f"died {deaths.count} times in a row: {reason}")
             while not self._pause(3600):
                 pass
-            self._deaths = 0
+            deaths.count = 0
             return
-        pause = policy.pauses[min(self._deaths, len(policy.pauses)) - 1]
-        self._set("failed", f"restarts in {pause:g} s", reason)
-        if not self._pause(pause):
+        self._set("failed", f"restarts in {deaths.pause:g} s", reason)
+        if not self._pause(deaths.pause):
             self.status = replace(self.status, restarts=self.status.restarts + 1)
 
     def _end_engine(self) -> None:

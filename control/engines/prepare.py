@@ -33,11 +33,16 @@ class LocalEngine:
 
 
 def local_engines(loaded: LoadedFleet) -> list[LocalEngine]:
-    """Every backend of the fleet that Signalbox starts itself, in the order of the file."""
-    return [_local_engine(backend, loaded) for backend in resolve_backends(loaded) if backend.ours]
+    """Every backend of the fleet that Signalbox starts as a process of this machine, in the order of the file."""
+    return [
+        LocalEngine(engine_spec(backend, loaded), backend.source)
+        for backend in resolve_backends(loaded)
+        if backend.machine is not None and loaded.fleet.hosts[backend.machine].docker is None
+    ]
 
 
-def _local_engine(backend: ResolvedBackend, loaded: LoadedFleet) -> LocalEngine:
+def engine_spec(backend: ResolvedBackend, loaded: LoadedFleet) -> EngineSpec:
+    """How an engine of ours is to run, without the folder of its model yet. Raises EngineError without ``engine``."""
     if backend.engine is None:
         raise EngineError(
             f"The model {backend.model} has no engine:, so Signalbox does not know how to start {backend.id}.",
@@ -45,12 +50,11 @@ def _local_engine(backend: ResolvedBackend, loaded: LoadedFleet) -> LocalEngine:
         )
     loras = loaded.fleet.models[backend.model].loras
     names = tuple(name for name in backend.served if name not in loras)  # vLLM learns adapters by --lora-modules
-    spec = EngineSpec(
+    return EngineSpec(
         id=backend.id, model=backend.model, names=names, host=backend.host, port=backend.port, engine=backend.engine,
         model_folder=None, fleet_folder=loaded.folder, key_file=backend.key_file, key_env=backend.key_env,
         limit=backend.limit,
     )  # fmt: skip
-    return LocalEngine(spec, backend.source)
 
 
 def is_prepared(engine: LocalEngine, paths: StatePaths) -> bool:

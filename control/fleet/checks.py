@@ -11,6 +11,7 @@ from control.fleet.address import ip, is_host, is_host_pattern, is_loopback, ove
 from control.fleet.arguments import check_arguments
 from control.fleet.edge_schema import Certificate, RedisState
 from control.fleet.headers import is_edges_own, passes_anyway
+from control.fleet.host_checks import check_hosts
 from control.fleet.messages import Finding, did_you_mean, shown
 from control.fleet.rules import check_rules
 from control.fleet.schema import PLACEHOLDERS, Backend, Engine, Fleet, Model
@@ -24,7 +25,7 @@ def check(fleet: Fleet, folder: Path) -> list[Finding]:
     """Everything wrong with a fleet whose types are right. ``folder``: where relative paths start."""
     findings: list[Finding] = []
     own = (_edge_only, _listeners, _ports, _state, _tls_names, _edge_lists, _names, _ids, _models)
-    for rule in (*own, check_rules, check_arguments):
+    for rule in (*own, check_hosts, check_rules, check_arguments):
         findings += rule(fleet)
     findings += _files(fleet, folder)
     return findings
@@ -223,7 +224,7 @@ def _models(fleet: Fleet) -> Iterator[Finding]:
         ours = next((index for index, backend in enumerate(model.backends) if backend.host is not None), None)
         if ours is not None and model.engine is None:
             message = "this backend is started here, but the model says nothing about how."
-            hint = "Add 'engine:' to the model (runtime and version, or command)."
+            hint = "Add 'engine:' to the model (runtime and version, command, or image)."
             yield Finding((*path, "backends", ours), message, hint, ((*path, "engine"),))
         if model.engine is not None:
             yield from _engine((*path, "engine"), model.engine, model, started=ours is not None)
@@ -290,15 +291,29 @@ def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:
             yield from _file((*path, "key"), folder, pair.key)
     if isinstance(fleet.edge.state, RedisState):
         yield from _file(("edge", "state", "password_file"), folder, fleet.edge.state.password_file)
+    for name, host in fleet.hosts.items():
+        if host.tls is not None:
+            for key in ("ca", "certificate", "key"):
+                yield from _file(("hosts", name, "tls", key), folder, getattr(host.tls, key))
     for path, backend in _backends(fleet):
         yield from _file((*path, "key_file"), folder, backend.key_file)
         yield from _file((*path, "ca"), folder, backend.ca)
     for name, model in fleet.models.items():
-        started = any(backend.host is not None for backend in model.backends)
-        if started and isinstance(model.source, str) and not _is_folder(folder / model.source):
+        if model.engine is not None:
+            for variable, written in model.engine.secrets.items():
+                yield from _file(("models", name, "engine", "secrets", variable), folder, written)
+        if _starts_here(fleet, model) and isinstance(model.source, str) and not _is_folder(folder / model.source):
             message = f"there is no folder {_shown(folder / model.source)}."
             hint = "Give a folder in Hugging Face format (config.json and weights), relative to fleet.yaml or absolute."
-            yield Finding(("models", name, "source"), message, hint)
+            yield Finding(("models", name, "source"), message, hint, (("models", name, "backends"), ("hosts",)))
+
+
+def _starts_here(fleet: Fleet, model: Model) -> bool:
+    """Whether engines of this model are processes of this machine."""
+    if model.engine is not None and model.engine.image is not None:
+        return False
+    hosts = [fleet.hosts.get(backend.host) for backend in model.backends if backend.host is not None]
+    return any(host is None or host.docker is None for host in hosts)
 
 
 def _shown(path: Path) -> str:

@@ -16,10 +16,11 @@ from control.fleet.schema import Backend, Engine, Model, PackagedModel
 class ResolvedBackend:
     """One engine as the edge and the supervisor see it.
 
-    ``host`` is a name or an IP address without brackets. ``ours``: Signalbox starts it, by ``engine``, from ``source``
-    (a model folder or a packaged model); for others both are None. ``name`` is what the engine calls the model,
-    ``served`` all names that it answers to. ``limit``: sequences that the edge keeps in flight there, None: no bound.
-    Paths are absolute.
+    ``machine``: its entry in ``hosts``, None for others' engines; ``gpus`` of that machine. ``host`` is a name or an IP
+    address without brackets. ``ours``: Signalbox starts it, by ``engine``, from ``source`` (a model folder or a
+    packaged model; not for containers, see ``containers.py``); for others both are None. ``name`` is what the engine
+    calls the model, ``served`` all names that it answers to. ``limit``: sequences that the edge keeps in flight there,
+    None: no bound. Paths are absolute.
     """
 
     id: str
@@ -39,6 +40,8 @@ class ResolvedBackend:
     pool: str | None = None
     engine: Engine | None = None
     source: Path | PackagedModel | None = None
+    machine: str | None = None
+    gpus: tuple[int | str, ...] = ()
 
 
 def resolve_backends(loaded: LoadedFleet) -> list[ResolvedBackend]:
@@ -89,11 +92,12 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
         )  # fmt: skip
     assert backend.host is not None and backend.port is not None  # the schema's own check
     # vLLM is started with every alias; a command knows only the name that it is given.
-    aliases = model.aliases if model.engine is not None and model.engine.runtime is not None else []
+    aliases = model.aliases if model.engine is not None and model.engine.command is None else []
     source = loaded.file(model.source) if isinstance(model.source, str) else model.source
     return ResolvedBackend(
         id=identity, model=name, scheme="http", host=loaded.fleet.hosts[backend.host].address, port=backend.port,
         ours=True, name=name, served=(name, *aliases, *model.loras),
         key_file=key_file, key_env=backend.key_env, limit=backend.limit or _default_limit(model.engine),
         weight=backend.weight, tier=backend.tier, pool=backend.pool, engine=model.engine, source=source,
+        machine=backend.host, gpus=tuple(backend.gpus or ()),
     )  # fmt: skip

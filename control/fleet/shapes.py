@@ -126,6 +126,35 @@ Word = Annotated[
     str,
     shape(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "a word of at most 64 letters, digits, '.', '_' or '-'"),
 ]
+#: An image as `docker pull` takes it: [registry[:port]/]name[:tag][@digest].
+ImageName = Annotated[
+    str,
+    shape(
+        r"^[a-z0-9][A-Za-z0-9._:/-]{0,254}(@sha256:[0-9a-f]{64})?$",
+        "an image such as vllm/vllm-openai:v0.30.1",
+    ),
+]
+DockerUrl = Annotated[
+    str,
+    shape(
+        r"^(unix:///[A-Za-z0-9._/-]{1,107}|ssh://([A-Za-z0-9._-]+@)?[0-9A-Za-z][0-9A-Za-z.-]*(:[0-9]{1,5})?"
+        r"|tcp://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*):[0-9]{1,5})$",
+        "unix:///var/run/docker.sock, ssh://user@host or tcp://host:2376",
+    ),
+]
+GpuUuid = Annotated[
+    str,
+    shape(r"^(GPU|MIG)-[0-9A-Za-z/-]{1,80}$", "the number of a GPU (from 0) or its UUID as `nvidia-smi -L` prints it"),
+]
+#: FROM:TO[:ro|:rw]; FROM is a path on the Docker host or the name of a volume there.
+Volume = Annotated[
+    str,
+    shape(
+        r"^(/[^:,\x00-\x1f\x7f\"'\\;{}$#`]{0,512}|[A-Za-z0-9][A-Za-z0-9_.-]{0,127})"
+        r":/[^:,\x00-\x1f\x7f\"'\\;{}$#`]{1,512}(:r[ow])?$",
+        "FROM:TO such as /data/models:/models, perhaps with :rw behind it",
+    ),
+]
 #: What only a process that we start sees: anything but control characters.
 Argument = Annotated[
     str, Field(max_length=8192), shape(r"^[^\x00-\x1f\x7f]*$", "text without line breaks or control characters")

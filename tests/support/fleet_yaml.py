@@ -50,7 +50,17 @@ FULL: dict[str, Any] = {
         "binary": "/usr/sbin/nginx",
     },
     "control": {"listen": "[::1]:9090", "state_dir": "state"},
-    "hosts": {"here": {"local": True, "address": "127.0.0.1"}},
+    "hosts": {
+        "here": {"local": True, "address": "127.0.0.1"},
+        "far": {
+            "address": "192.168.1.10",
+            "docker": "tcp://far.lan:2376",
+            "tls": {"ca": "certs/docker-ca.pem", "certificate": "certs/docker.pem", "key": "certs/docker.key"},
+            "gpus": 2,
+            "gpu_memory": "24GiB",
+            "volumes": ["/data/models:/models"],
+        },
+    },
     "default_model": "org/own:1",
     "rules": [
         {
@@ -109,6 +119,20 @@ FULL: dict[str, Any] = {
             "engine": {"command": ["{python}", "-m", "server", "{port}"]},
             "backends": [{"host": "here", "port": 8102, "pool": "spare"}],
         },
+        "boxed": {
+            "source": "/models/own",
+            "engine": {
+                "image": "vllm/vllm-openai:v0.30.1",
+                "ipc": "private",
+                "shm_size": "16g",
+                "memory": "64g",
+                "cpus": 7.5,
+                "volumes": ["cache:/root/.cache:rw"],
+                "secrets": {"HF_TOKEN": "secrets/hf.token"},
+                "min_ready": 1,
+            },
+            "backends": [{"host": "far", "port": 8000, "gpus": ["GPU-5a3b"]}],
+        },
         "rented": {
             "backends": [
                 {
@@ -133,6 +157,10 @@ FILES = (
     "certs/chat.key",
     "certs/ca.pem",
     "secrets/gpu.key",
+    "secrets/hf.token",
+    "certs/docker-ca.pem",
+    "certs/docker.pem",
+    "certs/docker.key",
     "secrets/redis.pw",
 )
 

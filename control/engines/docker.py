@@ -1,0 +1,293 @@
+"""Docker Engines over the Docker SDK: one object per host of the fleet."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, cast
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.tls import TLSConfig
+from docker.types.daemon import CancellableStream
+
+from control.engines import docker_errors
+from control.engines.containers import BACKEND, FACTS, FLEET, SPEC, ContainerSpec
+from control.engines.ownership import Adopted
+from control.engines.plan import Foreign, Found, Seen
+from control.engines.progress import Progress, size_text
+from control.errors import EngineError
+from control.fleet.load import LoadedFleet
+
+#: Seconds that Docker may take for an answer (a stop gets its own time on top of them).
+TIMEOUT = 60
+#: Seconds until a host counts as away.
+CONNECT_TIMEOUT = 10
+
+
+class Conflict(EngineError):
+    """Docker refused because somebody else has the name."""
+
+
+class DockerHost:
+    """One host of the fleet with Docker. Connects when it is first asked; may be used by several threads."""
+
+    def __init__(self, name: str, loaded: LoadedFleet, fleet: str) -> None:
+        """``fleet``: what marks containers as ours (``ownership.fleet_id``)."""
+        self.name = name
+        self._host = loaded.fleet.hosts[name]
+        self._fleet = fleet
+        assert self._host.docker is not None
+        self.url = self._host.docker
+        tls = self._host.tls
+        self._tls = None if tls is None else [loaded.file(path) for path in (tls.ca, tls.certificate, tls.key)]
+        self._lock = threading.Lock()
+        self._client: docker.DockerClient | None = None
+
+    # Looking.
+
+    def see(self, images: set[str], adopted: Mapping[str, Adopted] = MappingProxyType({})) -> Seen:
+        """All containers there, and the ids of those ``images`` that are there. Raises EngineError.
+
+        ``adopted``: containers that are ours without our labels, by their ids.
+        """
+        with self.told():
+            ours, foreign = [], []
+            for row in self._api.containers(all=True):
+                labels = row.get("Labels") or {}
+                if labels.get(FLEET) == self._fleet or row["Id"] in adopted:
+                    with contextlib.suppress(NotFound):  # it went meanwhile
+                        ours.append(self._found(self._api.inspect_container(row["Id"]), adopted.get(row["Id"])))
+                else:
+                    foreign.append(_foreign(row))
+            there = {image: self._image_id(image) for image in images}
+            return Seen(tuple(ours), tuple(foreign), {image: name for image, name in there.items() if name})
+
+    def look(self, container: str) -> Found | None:
+        """One container; None when it is gone. Raises EngineError."""
+        with self.told():
+            try:
+                return self._found(self._api.inspect_container(container))
+            except NotFound:
+                return None
+
+    def describe(self, container: str) -> dict[str, Any]:
+        """Docker's own description of a container. Raises EngineError."""
+        with self.told(f"there is no container {container} on {self.name}"):
+            return cast("dict[str, Any]", self._api.inspect_container(container))
+
+    def logs(
+        self, container: str, follow: bool = False, tail: int | str = "all", since: float = 0.0
+    ) -> Iterator[bytes]:
+        """The container's output in pieces (not lines), until it ends when ``follow``. Raises EngineError.
+
+        ``since``: Unix seconds of the host's own clock.
+        """
+        with self.told():
+            options: dict[str, Any] = {"since": int(since)} if since else {}
+            yield from cast(
+                "Iterator[bytes]", self._api.logs(container, stream=True, follow=follow, tail=tail, **options)
+            )
+
+    def events(self, since: float | None = None) -> CancellableStream[dict[str, Any]]:
+        """Starts and ends of all containers there, as they come; read it within ``told``. Raises EngineError.
+
+        ``since``: from this moment on (Unix seconds of the host's clock), as far as Docker remembers.
+        """
+        kinds = ["start", "kill", "die", "oom", "destroy"]
+        with self.told():
+            stream = self._api.events(since=since, filters={"type": "container", "event": kinds}, decode=True)
+            return cast("CancellableStream[dict[str, Any]]", stream)
+
+    # Changing.
+
+    def need_image(self, image: str, progress: Progress, pull: bool = False) -> str:
+        """The id of an image, pulled when it is not there, or when ``pull`` asks for a newer one.
+
+        An image that is there is used when the registry is not: the progress says so. Raises EngineError.
+        """
+        with self.told():
+            here = self._image_id(image)
+        if here and not pull:
+            return here
+        try:
+            self._pull(image, progress)
+        except EngineError as error:
+            if not here:
+                raise
+            progress(f"Using the image {image} that {self.name} has", f"it could not be pulled: {error.message}")
+        with self.told():
+            found = self._image_id(image)
+        if not found:
+            raise EngineError(f"{self.name} has no image {image} although it was pulled.", "Try the same again.")
+        return found
+
+    def create(self, spec: ContainerSpec, name: str) -> Found:
+        """Create a container without starting it. Raises EngineError; Conflict when the name is taken."""
+        with self.told(f"{self.name} cannot create the container of {spec.id}"):
+            container = self._connected().containers.create(**spec.create_arguments(self._fleet, name))
+            return self._found(self._api.inspect_container(container.id))
+
+    def start(self, container: str) -> None:
+        """Start a container that does not run. Raises EngineError with Docker's reason."""
+        with self.told(f"{self.name} cannot start the engine"):
+            self._api.start(container)
+
+    def stop(self, container: str, seconds: float) -> None:
+        """TERM, ``seconds`` to finish, then KILL. One that does not run is left alone. Raises EngineError."""
+        with self.told(), contextlib.suppress(NotFound):
+            self._api.stop(container, timeout=round(seconds))
+
+    def remove(self, container: str) -> None:
+        """Remove a container, whatever it does; its anonymous volumes go too. Raises EngineError."""
+        with self.told():
+            try:
+                self._api.remove_container(container, force=True, v=True)
+            except NotFound:
+                pass
+            except APIError as error:
+                if error.status_code != 409 or "already in progress" not in str(error.explanation):
+                    raise
+
+    def rename(self, container: str, name: str) -> None:
+        """Give a container another name. Raises EngineError."""
+        with self.told():
+            self._api.rename(container, name)
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    # Inside.
+
+    @property
+    def _api(self) -> Any:
+        return self._connected().api
+
+    def _connected(self) -> docker.DockerClient:
+        with self._lock:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def _connect(self) -> docker.DockerClient:
+        tls: TLSConfig | bool = False
+        if self._tls is not None:
+            ca, certificate, key = map(str, self._tls)
+            tls = TLSConfig(client_cert=(certificate, key), ca_cert=ca, verify=True)
+        try:
+            client = docker.DockerClient(
+                base_url=self.url, version="auto", timeout=CONNECT_TIMEOUT, tls=tls, use_ssh_client=True
+            )
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise self._away(error) from error
+        client.api.timeout = TIMEOUT
+        return client
+
+    def _away(self, error: BaseException) -> EngineError:
+        reason, hint = docker_errors.unreachable(self.url, error)
+        return EngineError(f"The Docker Engine of {self.name} cannot be reached at {self.url}: {reason}.", hint)
+
+    @contextlib.contextmanager
+    def told(self, what: str = "") -> Iterator[None]:
+        """Docker's errors as ours. A connection that broke is made anew the next time."""
+        try:
+            yield
+        except APIError as error:
+            text = docker_errors.plain(str(error.explanation or error))
+            message = f"{what}: {text}." if what else f"Docker on {self.name} says: {text}."
+            taken = error.status_code == 409 and "name" in text
+            raise (Conflict if taken else EngineError)(message, docker_errors.cure(text)) from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            self.close()
+            raise self._away(error) from error
+
+    def _found(self, row: dict[str, Any], adopted: Adopted | None = None) -> Found:
+        labels, state = row["Config"].get("Labels") or {}, row["State"]
+        if adopted is None:
+            backend, spec, facts = labels.get(BACKEND, ""), labels.get(SPEC, ""), _facts(labels.get(FACTS, ""))
+        else:
+            backend, spec, facts = adopted.backend, adopted.hash, dict(adopted.facts)
+        return Found(
+            id=row["Id"],
+            name=row["Name"].lstrip("/"),
+            host=self.name,
+            backend=backend,
+            hash=spec,
+            state=state["Status"],
+            facts=facts,
+            image_id=row.get("Image", ""),
+            exit_code=state.get("ExitCode"),
+            out_of_memory=bool(state.get("OOMKilled")),
+            started=_seconds(state.get("StartedAt", "")),
+            finished=_seconds(state.get("FinishedAt", "")),
+            listen=published(row),
+        )
+
+    def _image_id(self, image: str) -> str:
+        try:
+            return str(self._api.inspect_image(image)["Id"])
+        except (ImageNotFound, NotFound):
+            return ""
+
+    def _pull(self, image: str, progress: Progress) -> None:
+        """Raises EngineError, also for errors that come within an answer of 200."""
+        title = f"Pulling {image} on {self.name}"
+        layers: dict[str, tuple[int, int]] = {}
+        progress(title)
+        with self.told(f"{self.name} cannot pull {image}"):
+            for line in self._api.pull(image, stream=True, decode=True):
+                if "error" in line:
+                    text = docker_errors.plain(str(line["error"]))
+                    raise EngineError(f"{self.name} cannot pull {image}: {text}.", docker_errors.cure(text))
+                detail = line.get("progressDetail") or {}
+                if line.get("status") == "Downloading" and detail.get("total"):
+                    layers[line["id"]] = (int(detail["current"]), int(detail["total"]))
+                elif line.get("status") in ("Download complete", "Pull complete") and line.get("id") in layers:
+                    layers[line["id"]] = (layers[line["id"]][1],) * 2
+                done, total = sum(one for one, _ in layers.values()), sum(all_ for _, all_ in layers.values())
+                if total:
+                    progress(title, f"{size_text(done)} of {size_text(total)}", done / total)
+
+
+def published(row: dict[str, Any]) -> tuple[str, int] | None:
+    """The first address and port that a container (as Docker describes it) opens on its host."""
+    bindings = (row.get("HostConfig") or {}).get("PortBindings") or {}
+    for entries in bindings.values():
+        for entry in entries or ():
+            if str(entry.get("HostPort", "")).isdecimal():
+                return str(entry.get("HostIp") or "0.0.0.0"), int(entry["HostPort"])
+    return None
+
+
+def _foreign(row: dict[str, Any]) -> Foreign:
+    ports = tuple((str(port.get("IP", "")), int(port["PublicPort"])) for port in row.get("Ports") or ()
+                  if port.get("PublicPort") and port.get("Type") == "tcp")  # fmt: skip
+    name = (row.get("Names") or [""])[0].lstrip("/")
+    return Foreign(row["Id"], name, row.get("Image", ""), row.get("State", ""), ports)
+
+
+def _facts(text: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _seconds(text: str) -> float:
+    """Docker's time (nanoseconds, UTC) in Unix seconds; 0 for never."""
+    if not text or text.startswith("0001"):
+        return 0.0
+    try:
+        return datetime.fromisoformat(text[:26].rstrip("Z") + "+00:00").timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,292 @@
+"""Watches over the containers of a fleet and starts again what died by itself. Part of the control plane.
+
+It creates and removes nothing: that is `signalbox up` and `down`. A container that somebody stopped through Docker
+stays stopped until it is started again; one that died, alone or with the Docker Engine, is started after a pause that
+grows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from control.engines.args import EngineSpec
+from control.engines.containers import docker_backends
+from control.engines.converge import ending
+from control.engines.docker import DockerHost
+from control.engines.health import unready
+from control.engines.hosts import Hosts
+from control.engines.local import EngineStatus, State
+from control.engines.ownership import Busy, adopted, working_on
+from control.engines.plan import Found
+from control.engines.policy import Deaths, Policy
+from control.engines.prepare import engine_spec
+from control.engines.readiness import StartupLog
+from control.engines.watched_events import Kills
+from control.errors import EngineError
+from control.fleet.load import LoadedFleet
+from control.paths import StatePaths
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at a host where nothing happens.
+LOOK = 3.0
+#: Seconds after the end of a container until it is judged: Docker's own end looks like somebody's stop at first.
+SETTLE = 1.5
+LOG_LINES = 400
+
+
+@dataclass
+class Watched:
+    """What is remembered of one backend."""
+
+    spec: EngineSpec
+    deaths: Deaths
+    status: EngineStatus
+    #: The container that this is about, and its start; then moments of our own monotonic clock.
+    container: str = ""
+    started: float = 0.0
+    alive_since: float = 0.0
+    ready_at: float | None = None
+    #: When it shall be started again, and when it was seen to have ended.
+    restart_at: float | None = None
+    ended_at: float | None = None
+    #: Why it is not started any more, until somebody starts it.
+    left: str = ""
+
+    def says(self, state: State, phase: str, detail: str = "") -> None:
+        """Set the status; ``since`` is the moment at which the state changed."""
+        since = self.status.since if state == self.status.state else time.time()
+        self.status = replace(self.status, state=state, phase=phase, detail=detail, since=since)
+
+
+class Watcher:
+    """One host: a thread that looks, and one that listens to Docker's events."""
+
+    def __init__(self, host: DockerHost, watched: dict[str, Watched], paths: StatePaths, policy: Policy) -> None:
+        self._host, self._paths, self._policy = host, paths, policy
+        self.watched = watched
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._kills = Kills(host, self._wake.set)
+        self.thread = threading.Thread(target=self._run, name=f"watch {host.name}", daemon=True)
+
+    def close(self) -> None:
+        """End the thread; the containers go on running. Returns at once: join ``thread``."""
+        self._closing.set()
+        self._wake.set()
+        self._kills.close()
+
+    def _run(self) -> None:
+        misses = 0
+        self._kills.start()
+        while not self._closing.is_set():
+            self._wake.clear()
+            try:
+                self._look()
+                if misses:
+                    log.info("The Docker Engine of %s answers again.", self._host.name)
+                misses = 0
+            except EngineError as error:
+                misses += 1
+                if misses == 1:
+                    log.error("%s", error)
+                for one in list(self.watched.values()):
+                    one.says("failed", "Docker does not answer", f"{error.message} {error.hint}".strip())
+            except Exception:  # a bug: say so and go on, or nobody would mind this host again
+                log.exception("The watcher of %s failed.", self._host.name)
+                misses += 1
+            pauses = self._policy.pauses
+            seconds = pauses[min(misses, len(pauses)) - 1] if misses else self._next_look()
+            self._wake.wait(seconds)
+            if misses:  # events of a host that is away come all at once
+                self._closing.wait(min(seconds, 0.2))
+
+    def _next_look(self) -> float:
+        """Seconds until something is due: a restart, a judgement, a start that should be over."""
+        now = time.monotonic()
+        due = [one.restart_at - now for one in self.watched.values() if one.restart_at is not None]
+        due += [SETTLE for one in self.watched.values() if one.ended_at is not None and not one.left]
+        starting = any(one.status.state == "starting" for one in self.watched.values())
+        return max(0.05, min([self._policy.poll * 3 if starting else LOOK, *due]))
+
+    def _look(self) -> None:
+        there = self._host.see(set(), adopted(self._paths))
+        self._kills.seen(there.ours)
+        for identity, one in list(self.watched.items()):
+            mine = [found for found in there.ours if found.backend == identity]
+            best = max(mine, key=lambda found: (found.alive, found.started), default=None)
+            self._judge(one, best)
+
+    def _judge(self, one: Watched, found: Found | None) -> None:
+        if found is None:
+            one.says("stopped", "no container", f"signalbox up {one.spec.id}")
+            one.container, one.left = "", ""
+        elif found.state == "paused":
+            one.says("stopped", "paused", f"docker unpause {found.name}")
+        elif found.alive:
+            self._minds(one, found)
+        elif not found.started:
+            one.says("stopped", "never started", f"signalbox up {one.spec.id}")
+        else:
+            self._ended(one, found)
+
+    def _minds(self, one: Watched, found: Found) -> None:
+        """It runs: is it ready?"""
+        if (found.id, found.started) != (one.container, one.started):
+            if one.left:  # somebody has started it: it gets all its tries again
+                one.deaths.count = 0
+            one.container, one.started, one.ready_at, one.left = found.id, found.started, None, ""
+            one.restart_at, one.ended_at, one.alive_since = None, None, time.monotonic()
+        if one.ready_at is not None:
+            return
+        waiting = unready(one.spec)
+        if not waiting:
+            one.ready_at = time.monotonic()
+            one.says("ready", "serving")
+            log.info("%s: its container %s is ready.", one.spec.id, found.short)
+            return
+        one.says("starting", "starting", waiting)
+        limit = int(one.spec.engine.start_timeout) / 1000
+        if time.monotonic() - one.alive_since > limit:
+            self._locked(one, lambda: self._give_up_start(one, found, waiting, limit))
+
+    def _give_up_start(self, one: Watched, found: Found, waiting: str, limit: float) -> None:
+        self._kills.ours(found.id)
+        self._host.stop(found.id, 3)
+        self._died(one, f"not ready after {limit:.0f} s: {waiting}")
+
+    def _ended(self, one: Watched, found: Found) -> None:
+        """It does not run: by whose will, and what then?"""
+        now = time.monotonic()
+        if (found.id, found.started) != (one.container, one.started):
+            one.container, one.started, one.left = found.id, found.started, ""
+            one.restart_at, one.ended_at = None, None
+        if one.left:
+            return
+        if one.ended_at is None:
+            one.ended_at = now
+            one.says("stopped", "ended", ending(found))
+        if one.restart_at is None:
+            if now - one.ended_at >= SETTLE and not self._kills.unsure:
+                self._locked(one, lambda: self._decide(one, found))
+        elif now >= one.restart_at:
+            self._locked(one, lambda: self._restart(one, found))
+
+    def _decide(self, one: Watched, found: Found) -> None:
+        if self._kills.by_hand(found, one.spec.id, self._paths):
+            one.left = "by hand"
+            one.says("stopped", "stopped by hand", f"signalbox up {one.spec.id} starts it again")
+            log.info("%s: somebody has stopped its container; it stays so until `signalbox up`.", one.spec.id)
+            return
+        self._died(one, self._reason(found))
+
+    def _died(self, one: Watched, reason: str) -> None:
+        ready_for = time.monotonic() - one.ready_at if one.ready_at is not None else 0.0
+        deaths = one.deaths
+        deaths.add(ready_for)
+        one.ready_at = None
+        log.error("%s died (%d in a row): %s", one.spec.id, deaths.count, reason)
+        if deaths.too_many:
+            one.left = "given up"
+            one.says("failed", "given up", f"died {deaths.count} times in a row: {reason}")
+            return
+        one.restart_at = time.monotonic() + deaths.pause
+        one.says("failed", f"restarts in {deaths.pause:g} s", reason)
+
+    def _restart(self, one: Watched, found: Found) -> None:
+        one.restart_at = one.ended_at = None
+        one.status = replace(one.status, restarts=one.status.restarts + 1)
+        try:
+            self._host.start(found.id)
+        except EngineError as error:
+            self._died(one, f"{error.message} {error.hint}".strip())
+            one.ended_at = time.monotonic()
+            return
+        one.says("starting", "starting")
+
+    def _reason(self, found: Found) -> str:
+        """The decisive line of its log, or what its exit code says."""
+        startup = StartupLog()
+        text = b"".join(self._host.logs(found.id, tail=LOG_LINES)).decode(errors="replace")
+        for line in text.splitlines():
+            startup.feed(line)
+        return startup.failed() or ending(found)
+
+    def _locked(self, one: Watched, act: Callable[[], None]) -> None:
+        """Do something unless a command is at work on this backend: then it is that command's business."""
+        try:
+            with working_on(self._paths, one.spec.id):
+                act()
+        except Busy:
+            one.ended_at = one.restart_at = None
+            one.says("starting", "another command is at work")
+
+
+class Reconciler:
+    """All containers of a fleet, watched host by host."""
+
+    def __init__(self, loaded: LoadedFleet, paths: StatePaths, policy: Policy | None = None) -> None:
+        self._paths, self._policy = paths, policy or Policy()
+        self._lock = threading.Lock()
+        self._order: list[str] = []
+        self._all: dict[str, Watched] = {}
+        self._watchers: list[Watcher] = []
+        self._hosts: Hosts | None = None
+        self._set(loaded)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        with self._lock:
+            for watcher in self._watchers:
+                watcher.thread.start()
+
+    def status(self) -> list[EngineStatus]:
+        """The state of every container's engine, in the order of the fleet."""
+        with self._lock:
+            return [self._all[identity].status for identity in self._order]
+
+    def reload(self, loaded: LoadedFleet) -> None:
+        """Follow a changed fleet. What is known of backends that stay is kept."""
+        with self._lock:
+            self._end()
+            self._set(loaded)
+            for watcher in self._watchers:
+                watcher.thread.start()
+
+    def close(self) -> None:
+        """Stop watching; the containers go on running."""
+        with self._lock:
+            self._end()
+
+    def _set(self, loaded: LoadedFleet) -> None:
+        known, self._all, self._order, self._watchers = self._all, {}, [], []
+        by_host: dict[str, dict[str, Watched]] = {}
+        for backend in docker_backends(loaded):
+            spec = engine_spec(backend, loaded)
+            one = known.get(spec.id) or Watched(
+                spec, Deaths(self._policy),
+                EngineStatus(spec.id, spec.model, "starting", "", "", time.time(), None, spec.port, 0),
+            )  # fmt: skip
+            one.spec = spec
+            self._all[spec.id] = one
+            self._order.append(spec.id)
+            by_host.setdefault(str(backend.machine), {})[spec.id] = one
+        if not by_host:
+            return
+        self._hosts = Hosts(loaded, self._paths)
+        for name, watched in by_host.items():
+            self._watchers.append(Watcher(self._hosts.by_name[name], watched, self._paths, self._policy))
+
+    def _end(self) -> None:
+        for watcher in self._watchers:
+            watcher.close()
+        for watcher in self._watchers:
+            if watcher.thread.is_alive():
+                watcher.thread.join(5)
+        if self._hosts is not None:
+            self._hosts.__exit__(None, None, None)
+            self._hosts = None

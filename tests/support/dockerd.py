@@ -1,0 +1,136 @@
+"""A Docker Engine of the tests' own, and images for it that need no registry."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import docker
+import psutil
+
+from tests.support.net import REPOSITORY, wait_until
+
+#: What an image must have of the machine's /etc: where libraries are, who is who.
+ETC = ("ld.so.cache", "passwd", "group", "nsswitch.conf")
+
+
+class Dockerd:
+    """``with Dockerd() as engine``: at ``engine.url`` until the block ends. It leaves the machine's firewall alone."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
+        self.url = f"unix://{self.folder}/docker.sock"
+
+    def __enter__(self) -> Dockerd:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self.client() as client:
+            for container in client.containers.list(all=True):
+                container.remove(force=True)
+        self.stop()
+        subprocess.run(["umount", "-q", "-R", str(self.folder / "data")], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def client(self) -> Any:
+        """A Docker client; close it, or use it as a context."""
+        return _Client(base_url=self.url, version="auto", timeout=60)
+
+    @property
+    def pid(self) -> int:
+        return int((self.folder / "pid").read_text())
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        program = shutil.which("dockerd")
+        assert program and os.geteuid() == 0, "these tests need dockerd (make setup-test installs it) and root"
+        here = self.folder
+        command = [
+            "setsid",
+            "--fork",
+            program,
+            "--data-root",
+            here / "data",
+            "--exec-root",
+            here / "exec",
+            "-H",
+            self.url,
+        ]
+        command += ["--pidfile", here / "pid", "--iptables=false", "--log-level", "warn"]
+        with (here / "log").open("ab") as log:
+            subprocess.run([str(word) for word in command], stdout=log, stderr=log, check=True)
+
+        def answers() -> bool:
+            try:
+                with self.client() as client:
+                    return bool(client.ping())
+            except docker.errors.DockerException:
+                return False
+
+        try:
+            wait_until("dockerd to answer", answers, 40, every=0.2)
+        except AssertionError as error:
+            tail = "\n".join((here / "log").read_text(errors="replace").splitlines()[-15:])
+            raise AssertionError(f"dockerd does not run on this machine:\n{tail}") from error
+
+    def stop(self) -> None:
+        """End it by its pid file, with everything that it started."""
+        pid = self.pid
+        os.kill(pid, signal.SIGTERM)
+        wait_until("dockerd to end", lambda: not psutil.pid_exists(pid), 40, every=0.1)
+
+    def image(self, name: str, path: str = "/usr/local/bin:/usr/bin:/bin") -> str:
+        """An empty image that sees the machine's own programs through ``volumes``. Its PATH is ``path``."""
+        with self.client() as client:
+            changes = [f"ENV PATH={path}", "ENV PYTHONDONTWRITEBYTECODE=1", f"ENV PYTHONPATH={REPOSITORY}"]
+            client.api.import_image_from_data(
+                _root(), repository=name.split(":")[0], tag=name.split(":")[1], changes=changes
+            )
+        return name
+
+
+class _Client(docker.DockerClient):
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def volumes(*more: Path) -> list[str]:
+    """What a container needs to run this Python with this checkout, and ``more`` folders, all at their own places."""
+    wanted = [Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), REPOSITORY, *more]
+    wanted += [Path(entry) for entry in sys.path if Path(entry).is_dir()]
+    found: list[Path] = []
+    for path in sorted((path.resolve() for path in wanted), key=lambda path: len(path.parts)):
+        if not any(path.is_relative_to(other) for other in found):
+            found.append(path)
+    return [f"{path}:{path}" for path in found]
+
+
+def _root() -> bytes:
+    """The tar file of a root with nothing but what must be there; /bin and /lib lead to /usr as on this machine."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name, mode in (("tmp", 0o1777), ("root", 0o755), ("etc", 0o755), ("usr", 0o755), ("var/tmp", 0o1777)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            tar.addfile(entry)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if Path("/", name).is_symlink():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(Path("/", name))
+                tar.addfile(entry)
+        for name in ETC:
+            if Path("/etc", name).exists():
+                tar.add(Path("/etc", name), f"etc/{name}")
+    return data.getvalue()
