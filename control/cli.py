@@ -235,8 +235,12 @@ def down(settings: Settings, names: tuple[str, ...], now: bool) -> None:
     from rich.console import Console
 
     from control.run import down as bring_down
+    from control.up import stop_named
 
-    bring_down(settings.fleet, Console(highlight=False), now, names)
+    if names:
+        stop_named(settings.fleet, Console(highlight=False), names)
+    else:
+        bring_down(settings.fleet, Console(highlight=False), now)
 
 
 @main.command()

@@ -106,32 +106,13 @@ def prepare_only(path: Path, console: Console) -> None:
     console.print("Everything that the engines need is here.")
 
 
-def _plan(loaded: LoadedFleet, hosts: Hosts, console: Console, names: Sequence[str], pull: bool) -> containers.Planned:
-    """What will be done to containers, shown. Raises EngineError when somebody else is in the way."""
-    if pull:
-        with Steps(console) as progress:
-            hosts.pull(progress)
-    planned = containers.planned(loaded, hosts, names)
-    if planned.steps or planned.problems:
-        console.print("Containers:")
-        containers.show_plan(planned, console)
-    return planned
-
-
-def down(path: Path, console: Console, now: bool = False, names: Sequence[str] = ()) -> None:
+def down(path: Path, console: Console, now: bool = False) -> None:
     """End the edge, the engines and the control plane of this fleet; logs, runtimes and models stay.
-
-    ``names``: only the containers of these models and backends, when nothing runs on them any more.
 
     ``now`` cuts running answers. What does not run is left out; nothing is an error. A fleet.yaml that cannot be used
     is one at the end, because it may name another state folder than the usual one. Raises ControlError when something
     of the fleet runs from a folder that fleet.yaml does not name any more.
     """
-    if names:
-        loaded = load(path)
-        containers.require_known(loaded, names)
-        containers.stop(loaded, state_paths(loaded), console, names)
-        return
     listen_on, broken, fleet = "", None, None
     edge_only = False
     try:

@@ -151,6 +151,14 @@ def restart(path: Path, console: Console, names: Sequence[str]) -> None:
         converge(found, hosts, state_paths(loaded), console, anew=True)
 
 
+def stop_named(path: Path, console: Console, names: Sequence[str]) -> None:
+    """Drain, stop and remove the containers of these models and backends. Raises EngineError."""
+    loaded = load(path)
+    require_known(loaded, names)
+    _require_containers(loaded, names)
+    stop(loaded, state_paths(loaded), console, names)
+
+
 def stop(loaded: LoadedFleet, paths: StatePaths, console: Console, names: Sequence[str] | None) -> None:
     """Drain, stop and remove the containers of these backends and models (None: all of this fleet)."""
     with Hosts(loaded, paths) as hosts:

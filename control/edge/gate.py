@@ -47,8 +47,7 @@ class EdgeGate:
 
     def states(self) -> dict[str, tuple[str, str]] | None:
         """Model and state of each backend of the edge's fleet; None when no edge runs. Raises EdgeError."""
-        process = EdgeProcess(self._paths)
-        if process.pid() is None and not process.orphans():
+        if not present(self._paths):
             return None
         with self._client() as edge:
             state = edge.state()

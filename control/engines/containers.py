@@ -15,6 +15,7 @@ from control.engines.args import VLLM_ENVIRONMENT, EngineSpec, command_launch, v
 from control.engines.health import read_key
 from control.engines.prepare import engine_spec
 from control.errors import EngineError
+from control.fleet.arguments import release_of
 from control.fleet.host_checks import is_hub_name, volumes
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, resolve_backends
@@ -172,7 +173,7 @@ def _words(spec: EngineSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if spec.engine.command is not None:
         first, *rest = command_launch(inside, "python3", Path("/")).argv
         return (first,), tuple(rest)
-    return ("vllm", "serve"), tuple(vllm_arguments(inside))
+    return ("vllm", "serve"), tuple(vllm_arguments(inside, release_of(spec.engine)))
 
 
 def _secrets(spec: EngineSpec, files: Mapping[str, Path]) -> dict[str, str]:

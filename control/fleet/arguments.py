@@ -8,7 +8,16 @@ from control.fleet.messages import Finding
 from control.fleet.schema import Engine, Fleet
 from control.fleet.source import KeyPath
 from control.vllm.extra import complaints
-from control.vllm.flags import Flags, UnknownRelease, flags_of, known_releases, parse_version, written
+from control.vllm.flags import (
+    Flags,
+    UnknownRelease,
+    Version,
+    flags_of,
+    image_version,
+    known_releases,
+    parse_version,
+    written,
+)
 from control.vllm.profiles import with_profile
 from control.vllm.settings import SETTINGS, SettingError, words
 
@@ -26,7 +35,7 @@ def check_arguments(fleet: Fleet) -> Iterator[Finding]:
         if model.engine is not None:
             path: KeyPath = ("models", name, "engine")
             yield from _scheduler(path, model.engine)
-            if model.engine.runtime is not None:
+            if model.engine.runtime is not None or release_of(model.engine) is not None:
                 yield from _release(path, model.engine)
             else:
                 yield from _unused(path, model.engine)
@@ -40,10 +49,17 @@ def _unused(path: KeyPath, engine: Engine) -> Iterator[Finding]:
             yield Finding((*path, name), message, "Write it into the command, or remove it.", warning=True)
 
 
+def release_of(engine: Engine) -> Version | None:
+    """The release of vLLM that the engine names, by ``version`` or by its image's tag; None when neither says it."""
+    if engine.command is not None:
+        return None
+    return parse_version(engine.version) if engine.version else image_version(engine.image or "")
+
+
 def _release(path: KeyPath, engine: Engine) -> Iterator[Finding]:
-    at = (*path, "version")
+    at = (*path, "version" if engine.version is not None else "image")
     try:
-        flags = flags_of(parse_version(engine.version or ""))
+        flags = flags_of(release_of(engine))
     except UnknownRelease as error:
         yield Finding(at, f"{error}.", "Take a later one, or start it by 'command:', which is not looked at.")
         return
@@ -66,7 +82,7 @@ def _settings(path: KeyPath, engine: Engine, flags: Flags) -> Iterator[Finding]:
             written_one = getattr(engine, field) is not None
             place = (*path, field if written_one else "profile")
             message = error.message if written_one else f"{engine.profile!r} sets {field}: {error.message}"
-            yield Finding(place, message, error.hint, about=((*path, "version"),))
+            yield Finding(place, message, error.hint, about=((*path, "version"), (*path, "image")))
 
 
 def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:

