@@ -18,7 +18,11 @@ local SPREAD = 1
 local LEAST = 0.05
 -- Below this much of the cache estimates say little about sharing.
 local TELLING = 0.2
-local NEWS = 0.3
+-- More use counts at once, less of it little by little: requests that have just been sent use nothing
+-- yet, and a budget that follows them starts more than there is room for when they have grown.
+local LESS = 0.05
+-- An engine that preempts had been given too much.
+local PREEMPTED = 1.5
 
 
 local _M = {}
@@ -26,15 +30,18 @@ local _M = {}
 
 -- The part of estimated tokens that is really used, from 0.05 to 1, with a new measurement: `before` is
 -- what it was (nil: not known yet), `usage` 0 to 1, `size` and `estimated` in tokens, of so many
--- `sequences`.
-function _M.learn(before, usage, size, estimated, sequences)
+-- `sequences`; `preempted`: whether the engine has preempted since.
+function _M.learn(before, usage, size, estimated, sequences, preempted)
     local part = before or 1
+    if preempted then
+        return min(1, PREEMPTED * part)
+    end
     if not usage or estimated < TELLING * size then
         return part
     end
     local grown = (GROWTH + SPREAD / sqrt(max(1, sequences))) * usage
     local measured = max(LEAST, min(1, grown * size / estimated))
-    return part + NEWS * (measured - part)
+    return max(measured, part + LESS * (measured - part))
 end
 
 

@@ -21,9 +21,21 @@ function _M.name(state)
 end
 
 
+-- Where it is counted that a model may have room again.
+function _M.freed(model_id)
+    return "freed:" .. model_id
+end
+
+
 -- `shared`: whether requests of other edges stand in it too.
 function _M.build(model_id, name, shared)
-    local line = { model = model_id, name = name, last = "last:" .. name, turn = "turn:" .. name }
+    local line = {
+        model = model_id,
+        name = name,
+        last = "last:" .. name,
+        turn = "turn:" .. name,
+        freed = _M.freed(model_id),
+    }
     for class = 1, CLASSES do
         line[class] = {
             first = "first:" .. name .. ":" .. class .. ":",    -- and a worker's pid

@@ -245,8 +245,10 @@ function _M.join(state, counted, class, deadline)
         counted = counted,
         since = since,
         until_ = deadline,
-        freed = false,       -- what queue.lua last knew of freed slots, and when it asks anyway
+        freed = false,       -- what queue.lua last knew, and when it asks anyway
+        turn = false,
         ask_at = 0,
+        poll = false,        -- how long it sleeps until it looks again
         bell = semaphore.new(0),
     }
     local place = place_in(list, waiter)
@@ -273,7 +275,6 @@ function _M.leave(state, served)
         slots.release(waiter.share, 1)
     end
     if served then
-        count(line.turn, 1)
         if waiter.tag > (dict:get(list.virtual) or 0) then
             set(list.virtual, waiter.tag)
         end
@@ -290,13 +291,20 @@ function _M.leave(state, served)
         show(list)
         wake_first(list)
     end
+    -- Only now: who looks because of it must see who is first after this one.
+    if served then
+        count(line.turn, 1)
+
+    elseif place == 1 then
+        count(line.freed, 1)
+    end
     forget(line)
 end
 
 
 -- Says in all workers that a model may have room again, and wakes those in front in this one.
 function _M.announce(model_id)
-    count("freed:" .. model_id, 1)
+    count(line_table.freed(model_id), 1)
     for _, line in pairs(lines_cache[model_id] or {}) do
         for class = 1, CLASSES do
             wake_first(line[class])
@@ -305,9 +313,10 @@ function _M.announce(model_id)
 end
 
 
--- Grows with every announcement.
-function _M.announced(model_id)
-    return dict:get("freed:" .. model_id) or 0
+-- Two numbers that grow when a model may have room again, or whoever was first is gone; and when a request
+-- of the line is served.
+function _M.news(line)
+    return dict:get(line.freed) or 0, dict:get(line.turn) or 0
 end
 
 

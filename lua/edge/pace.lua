@@ -1,4 +1,5 @@
--- How fast the line of a model moves, over all workers, and when a refused client should come back.
+-- How fast the line of a model moves, over all workers: when a refused client should come back, and how
+-- often the first of a line looks.
 -- The moments at which the last requests were served lie in a ring: ten generations of a minute each
 -- and a thousand short ones are both measured over as long as they took.
 
@@ -17,6 +18,10 @@ local RING = 32
 local FORGET = 300
 -- Hardly anybody was served from the line lately: nothing better is known (seconds).
 local UNKNOWN = 30
+-- So many looks between two that are served: a slot that another worker has freed stays empty for a small
+-- part of what it is taken for, and looking costs the same for each request, quick or slow (seconds).
+local LOOKS = 4
+local LEAST_POLL, MOST_POLL = 0.002, 0.01
 
 
 local _M = {}
@@ -27,16 +32,33 @@ local function slot(model_id, number)
 end
 
 
+local function note(key, value)
+    local ok, err = dict:safe_set(key, value, FORGET)
+    if not ok then
+        log(ERR, "edge: pace: could not note that a request was served: ", err)
+    end
+end
+
+
 -- Counts one request that got its slot after waiting.
 function _M.served(model_id)
     local number = count(dict, "pace:" .. model_id, 1)
     if not number then
         return
     end
-    local ok, err = dict:safe_set(slot(model_id, number), now(), FORGET)
-    if not ok then
-        log(ERR, "edge: pace: could not note that a request was served: ", err)
+    local key, time = slot(model_id, number), now()
+    local before = dict:get(key)
+    note(key, time)
+    if before then
+        note("pause:" .. model_id, (time - before) / RING)
     end
+end
+
+
+-- How long the first of a line may sleep between two looks (seconds).
+function _M.poll(model_id)
+    local pause = dict:get("pause:" .. model_id)
+    return pause and max(LEAST_POLL, min(MOST_POLL, pause / LOOKS)) or LEAST_POLL
 end
 
 

@@ -26,6 +26,7 @@ local WANTED = {
     ["vllm:gpu_prefix_cache_hits"] = { "prefix_hits", 1 },
     ["vllm:prompt_tokens_total"] = { "prompt_tokens", 1 },
     ["vllm:generation_tokens_total"] = { "generation_tokens", 1 },
+    ["vllm:num_preemptions_total"] = { "preemptions", 1 },
     -- A histogram with one observation per scheduler step: it moves during a long prefill too.
     ["vllm:iteration_tokens_total_count"] = { "iterations", 1 },
 }
@@ -76,9 +77,9 @@ local function cache_size(line)
 end
 
 
--- Table with running, waiting, kv_usage (0..1), kv_tokens (the size of the KV cache), prefix_queries,
--- prefix_hits, prompt_tokens, generation_tokens, iterations, and `tokens`: the sum of the last three
--- that are there, which rises whenever the engine gets on.
+-- Table with running, waiting, kv_usage (0..1), kv_tokens (the size of the KV cache), preemptions,
+-- prefix_queries, prefix_hits, prompt_tokens, generation_tokens, iterations, and `tokens`: the sum of the
+-- last three that are there, which rises whenever the engine gets on.
 function _M.read(text)
     local found, lines = {}, 0
     local at, size = 1, #text

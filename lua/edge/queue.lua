@@ -2,8 +2,8 @@
 -- workers (lines.lua, fair.lua), bounded in number and in time.
 --
 -- A request chooses its backend and takes the slot in its own thread. In each worker the first request
--- of a line and class looks whether it is its turn: every 2 ms, and at once when this worker frees a
--- slot. Those behind it sleep until it wakes them. No timers: a draining worker has none.
+-- of a line and class looks whether there is news: every few ms (pace.lua), and at once when this worker
+-- frees a slot. Those behind it sleep until it wakes them. No timers: a draining worker has none.
 
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
@@ -22,9 +22,9 @@ local ipairs = ipairs
 local now = ngx.now
 local floor, max, min = math.floor, math.max, math.min
 
-local POLL = 0.002
--- The first of a line asks for a backend whenever a slot was freed, and this often (in seconds) in
--- case something else has changed: the fleet, a state, a worker that died.
+-- The first of a line sees whether it is its turn, and asks for a backend, whenever a slot was freed or
+-- somebody served; and this often (in seconds) in case something else has changed: the fleet, a state, a
+-- worker that died, one before it that left.
 local ASK_ANYWAY = 0.05
 -- A backend that another worker takes in the moment between choosing and taking.
 local TRIES = 3
@@ -85,14 +85,19 @@ local function try(state)
 end
 
 
--- Asks for a backend when there is a reason to. The same answers as try, and "full" when not asked.
+-- A backend when it is this request's turn. The same answers as try, and "full" when there is no reason to
+-- look: up to 500 times a second in each worker, as long as anybody waits.
 local function ask(state, waiter)
-    local freed = lines.announced(waiter.line.model)
-    local time = now()
-    if freed == waiter.freed and time < waiter.ask_at then
+    local line, time = waiter.line, now()
+    local freed, turn = lines.news(line)
+    if freed == waiter.freed and turn == waiter.turn and time < waiter.ask_at and not waiter.list.others then
         return nil, "full"
     end
-    waiter.freed, waiter.ask_at = freed, time + ASK_ANYWAY
+    waiter.freed, waiter.turn, waiter.ask_at = freed, turn, time + ASK_ANYWAY
+    waiter.poll = pace.poll(line.model)
+    if lines.front(line) ~= waiter then
+        return nil, "full"
+    end
     return try(state)
 end
 
@@ -120,21 +125,19 @@ local function wait(state, counted)
         return nil, why
     end
     request.forget(state)
-    local line, list, bell = waiter.line, waiter.list, waiter.bell
+    local list, bell = waiter.list, waiter.bell
     while true do
         local left = state.deadline - now()
         if list[1] == waiter then
-            if lines.front(line) == waiter then
-                local backend, reason = ask(state, waiter)
-                if backend then
-                    pace.served(state.model.id)
-                end
-                if backend or reason ~= "full" then
-                    lines.leave(state, backend ~= nil)
-                    return backend, reason
-                end
+            local backend, reason = ask(state, waiter)
+            if backend then
+                pace.served(state.model.id)
             end
-            left = min(left, POLL)
+            if backend or reason ~= "full" then
+                lines.leave(state, backend ~= nil)
+                return backend, reason
+            end
+            left = min(left, waiter.poll)
         end
         if state.cancelled then
             lines.leave(state)

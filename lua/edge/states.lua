@@ -152,11 +152,11 @@ function _M.facts(scope)
 end
 
 
--- The part of estimated tokens that an engine really uses, and the size of its KV cache in tokens; nil
--- while they are not known.
+-- The part of estimated tokens that an engine really uses, the size of its KV cache in tokens, and how
+-- often it has preempted; nil while they are not known.
 function _M.kv(backend)
-    local size, part = match(dict:get("kv:" .. backend.state_key) or "", "^(%S+) (%S+)$")
-    return tonumber(part), tonumber(size)
+    local size, part, preemptions = match(dict:get("kv:" .. backend.state_key) or "", "^(%S+) (%S+) (%S+)$")
+    return tonumber(part), tonumber(size), tonumber(preemptions)
 end
 
 
@@ -172,14 +172,15 @@ function _M.measured(backend, sample, ttl)
     end
     local resized = false
     if sample.kv_tokens and sample.kv_tokens > 0 then
-        local part, size = _M.kv(backend)
+        local part, size, preemptions = _M.kv(backend)
         resized = size ~= sample.kv_tokens
         -- Other edges are taken to have as much there.
         local edges = shared_state.edges()
         local estimated, sequences = slots.in_flight(backend.kv) * edges, slots.in_flight(backend) * edges
-        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, estimated, sequences)
+        local preempted = preemptions and (sample.preemptions or 0) > preemptions
+        part = kv.learn(part, sample.kv_usage, sample.kv_tokens, estimated, sequences, preempted)
         -- It is the engine's as long as it runs: no time to live.
-        set("kv:" .. backend.state_key, sample.kv_tokens .. " " .. part)
+        set("kv:" .. backend.state_key, sample.kv_tokens .. " " .. part .. " " .. (sample.preemptions or 0))
     end
     set("load:" .. backend.state_key, text("running") .. " " .. text("waiting") .. " "
         .. text("kv_usage") .. " " .. text("prefix_queries") .. " " .. text("prefix_hits") .. " "

@@ -6,7 +6,7 @@ local MANY = 10000
 
 local function learned(usage, size, estimated, sequences)
     local part
-    for _ = 1, 50 do
+    for _ = 1, 200 do
         part = kv.learn(part, usage, size, estimated, sequences or MANY)
     end
     return part
@@ -42,6 +42,16 @@ describe("the KV budget", function()
     end)
 
     it("moves step by step: one odd measurement is no new truth", function()
-        assert.is_true(kv.learn(1, 0, 10000, 9000, MANY) > 0.7)
+        assert.is_true(kv.learn(1, 0, 10000, 9000, MANY) > 0.9)
+    end)
+
+    it("believes at once that more is used", function()
+        assert.equal(1, kv.learn(0.3, 0.9, 10000, 9000, MANY))
+        assert.is_true(math.abs(kv.learn(0.3, 0.36, 10000, 9000, MANY) - 0.505) < 0.01)
+    end)
+
+    it("gives less after a preemption, whatever is used now", function()
+        assert.is_true(math.abs(kv.learn(0.4, 0, 10000, 9000, MANY, true) - 0.6) < 1e-9)
+        assert.equal(1, kv.learn(0.9, nil, 10000, 0, 0, true))
     end)
 end)

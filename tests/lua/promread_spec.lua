@@ -21,11 +21,12 @@ describe("read", function()
             'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 1.5e+03',
             'vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="x"} 7.0',
             'vllm:generation_tokens_total{engine="0",model_name="tiny"} 20.0',
+            'vllm:num_preemptions_total{engine="0",model_name="tiny"} 3.0',
             'vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="tiny"} 3.0',
             'vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 5.0'))
         assert.same({
             running = 2, waiting = 4, kv_usage = 0.25, prefix_queries = 203, prefix_hits = 100,
-            prompt_tokens = 1500, generation_tokens = 20, iterations = 5, tokens = 1525,
+            preemptions = 3, prompt_tokens = 1500, generation_tokens = 20, iterations = 5, tokens = 1525,
         }, sample)
     end)
 
