@@ -35,8 +35,8 @@ class Outcome:
     """``displaced``: by how many places each request was served before or after its turn.
 
     ``ideal`` is how many requests a second ``CAPACITY`` clients get from the engine itself, without an edge.
-    ``seconds`` are from the first request to the last answer. ``unqueued_cpu_seconds`` is what the same requests cost when none has
-    to wait.
+    ``seconds`` are from the first request to the last answer. ``unqueued_cpu_seconds`` is what the same requests cost
+    when none has to wait.
     """
 
     answered: int

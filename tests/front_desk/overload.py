@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -181,8 +181,12 @@ async def _warm(crowd: Crowd) -> None:
 
 
 def capacity(urls: list[str], scale: Scale) -> float:
-    """Requests per second of this mix: as many clients as sequences, each of which asks again at once."""
+    """Requests per second of this mix: as many clients as sequences, each of which asks again at once.
+
+    They wait for a slot as long as it takes: a refusal would not be what the engines can serve.
+    """
     done: list[Asked] = []
+    scale = replace(scale, wait=60, patience=120)
 
     async def work(crowd: Crowd) -> None:
         mix, stop = _requests(scale, "capacity"), time.monotonic() + scale.calibration
