@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control.errors import EngineError
-from control.fleet.arguments import vllm_settings
+from control.fleet.arguments import release_of, vllm_settings
 from control.fleet.schema import Engine
 from control.vllm.extra import complaints
-from control.vllm.flags import UnknownRelease, Version, flags_of, parse_version
+from control.vllm.flags import UnknownRelease, Version, flags_of
 from control.vllm.settings import SettingError, words
 
 #: vLLM leaves this much of stop_timeout unused: ending its processes takes it about 5 s after the last request.
@@ -80,7 +80,7 @@ def vllm_arguments(spec: EngineSpec, version: Version | None = None) -> list[str
         )
     engine = spec.engine
     try:
-        flags = flags_of(version or parse_version(engine.version or ""))
+        flags = flags_of(version or release_of(engine))
     except UnknownRelease as error:
         raise EngineError(f"{error}.", f"Take a later one for the model {spec.model} in fleet.yaml.") from error
     arguments = [str(spec.model_folder), "--served-model-name", *spec.names]

@@ -35,10 +35,7 @@ def check_arguments(fleet: Fleet) -> Iterator[Finding]:
         if model.engine is not None:
             path: KeyPath = ("models", name, "engine")
             yield from _scheduler(path, model.engine)
-            if model.engine.runtime is not None or release_of(model.engine) is not None:
-                yield from _release(path, model.engine)
-            else:
-                yield from _unused(path, model.engine)
+            yield from _release(path, model.engine) if model.engine.command is None else _unused(path, model.engine)
 
 
 def _unused(path: KeyPath, engine: Engine) -> Iterator[Finding]:
@@ -58,20 +55,27 @@ def release_of(engine: Engine) -> Version | None:
 
 def _release(path: KeyPath, engine: Engine) -> Iterator[Finding]:
     at = (*path, "version" if engine.version is not None else "image")
+    release = release_of(engine)
+    if release is None:
+        message = f"{engine.image} does not say which vLLM is in it; its arguments are those of {written(_newest())}."
+        yield Finding(at, message, "Add 'version:' to the engine, or take an image whose tag says it.", warning=True)
     try:
-        flags = flags_of(release_of(engine))
+        flags = flags_of(release)
     except UnknownRelease as error:
         yield Finding(at, f"{error}.", "Take a later one, or start it by 'command:', which is not looked at.")
         return
     if flags.newer:
-        newest = written(known_releases()[-1])
-        message = f"vLLM {written(flags.version)} is newer than {newest}, the last whose flags are known here."
+        message = f"vLLM {written(flags.version)} is newer than {written(_newest())}, the last that is known here."
         hint = "Its arguments are those of that one; vLLM itself will say if it does not take them."
         yield Finding(at, message, hint, warning=True)
     yield from _settings(path, engine, flags)
     for complaint in complaints(engine.extra_args, flags):
         place = (*path, "extra_args", complaint.index)
         yield Finding(place, complaint.message, complaint.hint, about=(at,))
+
+
+def _newest() -> Version:
+    return known_releases()[-1]
 
 
 def _settings(path: KeyPath, engine: Engine, flags: Flags) -> Iterator[Finding]:
