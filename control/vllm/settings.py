@@ -33,7 +33,7 @@ OWNED: Mapping[str, str] = {
     "--port": "Write 'port:' in the backend.",
     "--uds": "It listens on the 'address:' of its host, at the 'port:' of the backend.",
     "--api-key": "Write 'key_file:' or 'key_env:' in the backend: what stands in a command line is seen by everybody.",
-    "--hf-token": "Set HF_TOKEN for `signalbox run`: what stands in a command line is seen by everybody.",
+    "--hf-token": "Give HF_TOKEN by 'secrets:' (in a container), or set it for `signalbox run`: all can see arguments.",
     "--shutdown-timeout": "Write 'stop_timeout:' under engine.",
     "--max-num-queued-reqs": "Signalbox derives it from 'max_num_seqs:'.",
     "--config": "Write the settings here.",

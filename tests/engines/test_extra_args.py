@@ -138,6 +138,34 @@ def test_a_release_newer_than_all_that_are_known_is_a_warning(tmp_path: Path) ->
     assert fleet_of(tmp_path, FULL).warnings == ()
 
 
+def in_image(image: str, **engine: Any) -> dict[str, Any]:
+    """A fleet whose engines run vLLM out of ``image``."""
+    host = {"docker": "unix:///var/run/docker.sock", "address": "192.0.2.7", "volumes": ["/data/models:/models"]}
+    model = {
+        "source": "/models/m",
+        "engine": {"image": image, **engine},
+        "backends": [{"host": "gpu", "port": 8000}],
+    }
+    return {"hosts": {"gpu": host}, "models": {"m": model}}
+
+
+def test_the_release_of_an_image_is_that_of_its_tag(tmp_path: Path) -> None:
+    old = in_image("vllm/vllm-openai:v0.10.0", kv_cache_memory="1GiB", extra_args=["--swap-space", "4"])
+    (problem,) = problems_of(tmp_path, old)
+    assert "models.m.engine.kv_cache_memory: vLLM 0.10.0 has no such setting. It is there since" in str(problem)
+    (problem,) = problems_of(tmp_path, in_image("vllm/vllm-openai:v0.30.1", extra_args=["--swap-space", "4"]))
+    assert "engine.extra_args[0]: vLLM 0.30.1 has no --swap-space: it was there until 0.17.1." in str(problem)
+    loaded = fleet_of(tmp_path, in_image("vllm/vllm-openai:v0.30.1", profile="rag"))
+    assert [warning for warning in loaded.warnings if "vLLM" in str(warning)] == []
+
+
+def test_an_image_that_does_not_say_its_release_is_a_warning(tmp_path: Path) -> None:
+    loaded = fleet_of(tmp_path, in_image("vllm/vllm-openai:latest", profile="rag"))
+    (warning,) = loaded.warnings
+    assert "engine.image: vllm/vllm-openai:latest does not say which vLLM is in it" in str(warning)
+    assert fleet_of(tmp_path, in_image("vllm/vllm-openai:latest", version="0.30.1", profile="rag")).warnings == ()
+
+
 def test_settings_beside_a_command_are_a_warning(tmp_path: Path) -> None:
     make_files(tmp_path)
     engine = {"command": ["serve"], "max_num_seqs": 4, "profile": "chat", "dtype": "half", "extra_args": ["--x"]}
