@@ -85,7 +85,7 @@ class StatePaths:
         return self.root / "control" / "following.json"
 
     def engine(self, backend_id: str) -> Path:
-        """Folder of one local engine: ``process.json`` and ``engine.log``."""
+        """Folder of one local engine: ``process.json``, ``startup.json`` and ``engine.log``."""
         return self.root / "engines" / backend_id
 
     @property

@@ -11,11 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import requests
 from rich.console import Console
 
 from control import up as containers
@@ -28,12 +26,15 @@ from control.elsewhere import refuse_elsewhere
 from control.engines.hosts import Hosts
 from control.engines.install import only_one
 from control.engines.model import require_folder
+from control.engines.phases import Span, times
 from control.engines.prepare import is_prepared, local_engines, prepare
 from control.engines.processes import Record, birth, bound
 from control.engines.recorded import stop_recorded
 from control.errors import ControlError, EngineError, FleetError
 from control.fleet.load import LoadedFleet, load
 from control.foreground import reload_anywhere
+from control.page_client import Address
+from control.page_client import snapshot as page_snapshot
 from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_address, daemon_pid, listen, signal_daemon
 from control.sharing.publish import publish
@@ -50,22 +51,6 @@ MODELS_SECONDS = 6.0
 #: States of a backend that the edge reaches; one that an operator drains is no failure.
 _FOUND = SERVING | {"draining"}
 LOG_TAIL = 15
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where this machine reaches one of its own listeners."""
-
-    listen: str
-    tls: bool = False
-
-    @property
-    def url(self) -> str:
-        """Scheme, host and port; an address that listens everywhere is reached over loopback."""
-        host, port = split(self.listen)
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        shown = f"[{host}]" if ":" in host else host
-        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
 
 
 def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = False) -> None:
@@ -194,7 +179,7 @@ def _start_control_plane(loaded: LoadedFleet, paths: StatePaths, console: Consol
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + CONTROL_TIMEOUT
-    while daemon_pid(paths) != process.pid or _snapshot(loaded) is None:
+    while daemon_pid(paths) != process.pid or page_snapshot(loaded) is None:
         code = process.poll()
         if code is not None or time.monotonic() > deadline:
             said = _tail(paths.control_log, start) or f"it ended with {code}"
@@ -223,7 +208,7 @@ def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console, 
     found_by = silent_since = None
     with EngineTable(console) as table:
         while True:
-            snapshot = _snapshot(loaded)
+            snapshot = page_snapshot(loaded)
             if snapshot is None:
                 if daemon_pid(paths) is None:
                     tail = _tail(paths.control_log)
@@ -240,11 +225,22 @@ def _wait_for_engines(loaded: LoadedFleet, paths: StatePaths, console: Console, 
                 _raise_if_failed(mine, paths)
             if len(mine) == len(ours) and all(_engine(backend).get("state") == "ready" for backend in mine):
                 if all(backend["state"] in _FOUND for backend in mine):
-                    return
+                    break
                 found_by = found_by or time.monotonic() + EDGE_SECONDS
                 if time.monotonic() > found_by:
                     _raise_not_found(mine, paths)
             time.sleep(0.3)
+    _tell_of_starts(mine, console)
+
+
+def _tell_of_starts(backends: list[dict[str, Any]], console: Console) -> None:
+    """How long each phase took, and where an engine runs, but not as fleet.yaml asks."""
+    for backend in backends:
+        spans = [Span(span["phase"], span["seconds"]) for span in _engine(backend).get("phases") or ()]
+        if spans:
+            console.print(f"{backend['id']}: {times(spans)}", markup=False, soft_wrap=True)
+        for alarm in _engine(backend).get("alarms") or ():
+            console.print(f"{backend['id']} runs, but not as asked: {alarm}", style="yellow", soft_wrap=True)
 
 
 def _silent(loaded: LoadedFleet, paths: StatePaths) -> ControlError:
@@ -274,9 +270,12 @@ def _raise_if_failed(backends: list[dict[str, Any]], paths: StatePaths) -> None:
         if engine.get("state") != "failed":
             continue
         log = paths.engine(backend["id"]) / "engine.log"
-        tail = _tail(log)
+        failure = engine.get("failure") or {"kind": "unknown"}
+        lines = "" if failure["kind"] == "unknown" else "\n".join(failure["lines"])
+        tail = "" if lines else _tail(log)
         raise EngineError(
             f"The engine {backend['id']} failed ({engine['phase']}): {engine['detail']}"
+            + (f"\nWhat {log} says of it:\n{lines}" if lines else "")
             + (f"\nThe end of {log}:\n{tail}" if tail else ""),
             "Correct the cause and run the same command again; what is ready goes on running. `make stop` ends all.",
         )
@@ -289,19 +288,6 @@ def _raise_not_found(backends: list[dict[str, Any]], paths: StatePaths) -> None:
         f"Engines are ready, but the edge does not reach them ({lost}).",
         f"Does something on this machine block loopback? The edge's log: {paths.edge_logs / 'error.log'}",
     )
-
-
-def _snapshot(loaded: LoadedFleet) -> dict[str, Any] | None:
-    """What the control plane's page shows, as JSON; None when it does not answer."""
-    try:
-        with requests.Session() as session:
-            session.trust_env = False  # no proxy stands between us and ourselves
-            answer = session.get(f"{Address(loaded.fleet.control.listen).url}/api/fleet", timeout=5)
-            answer.raise_for_status()
-            content: dict[str, Any] = answer.json()
-            return content
-    except (requests.RequestException, ValueError):
-        return None
 
 
 def curl_command(loaded: LoadedFleet) -> str:

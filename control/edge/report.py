@@ -66,8 +66,13 @@ def _collect(paths: StatePaths, start: str) -> Report:
         edge.close()
 
 
-def as_json(report: Report, containers: list[dict[str, Any]] | None = None) -> str:
-    """The report for programs; ``containers`` as `signalbox status` knows them."""
+def as_json(
+    report: Report, containers: list[dict[str, Any]] | None = None, engines: list[dict[str, Any]] | None = None
+) -> str:
+    """The report for programs; ``containers`` as `signalbox status` knows them.
+
+    ``engines``: what the control plane says of its processes; None when it does not run.
+    """
     content: dict[str, Any] = {
         "running": report.pid is not None or report.state is not None,
         "pid": report.pid,
@@ -76,7 +81,7 @@ def as_json(report: Report, containers: list[dict[str, Any]] | None = None) -> s
     content |= {"problem": report.problem} if report.problem else {}
     content |= {"following": report.following} if report.following else {}
     content |= {"containers": containers} if containers else {}
-    return json.dumps(content | {"state": report.state}, indent=1)
+    return json.dumps(content | {"state": report.state, "engines": engines}, indent=1)
 
 
 def show(report: Report, console: Console | None = None) -> None:

@@ -14,12 +14,14 @@ from typing import Protocol
 
 from control.engines.args import EngineSpec
 from control.engines.containers import ContainerSpec
+from control.engines.diagnosis import Ending, Situation
 from control.engines.docker import DockerHost
 from control.engines.drain import Drain, Gate, sequences
-from control.engines.health import listens, unready
+from control.engines.health import listens
 from control.engines.log_copy import LogCopy
 from control.engines.ownership import adopted, disown, working_on
 from control.engines.plan import Found, Step
+from control.engines.watch import Kept, Watch
 from control.errors import EngineError
 from control.paths import StatePaths
 
@@ -151,31 +153,42 @@ class Converge:
 
     def _wait(self, spec: EngineSpec, target: Found, copy: LogCopy) -> None:
         """Until the engine serves its model. Raises EngineError with the reason when it does not get there."""
-        began = looked = time.monotonic()
-        seconds = int(spec.engine.start_timeout) / 1000
-        while True:
-            waiting = unready(spec)
-            if not waiting:
-                return
-            copy.reader.read()
-            startup = copy.reader.startup
-            self._say("starting", startup.phase, startup.detail)
-            now = time.monotonic()
-            if now - looked > LOOK:
-                looked = now
-                found = self._host.look(target.id)
-                if found is None or not found.alive:
-                    copy.finish()
-                    reason = startup.failed() or (ending(found) if found else "its container was removed")
-                    raise EngineError(f"The engine {self._id} did not start: {reason}.", self._see_logs())
-            if now - began > seconds:
-                reason = startup.error or waiting
-                raise EngineError(
-                    f"The engine {self._id} is not ready after {seconds:.0f} s (engine.start_timeout): {reason}.",
-                    self._see_logs(),
-                )
-            if self._tools.cancel.wait(POLL):
-                raise Cancelled(self._id)
+        began = looked = time.time()
+        startup = copy.reader.startup
+        watch = Watch(spec, startup, adopted=target.alive)
+        try:
+            while True:
+                copy.reader.read()
+                now = time.time()
+                missing = watch.look(now)
+                if watch.ready:
+                    folder = self._tools.paths.engine(self._id)
+                    if watch.timed:
+                        Kept(target.id, watch.phases, watch.facts).save(folder)
+                    return
+                self._say("starting", startup.phase, startup.timeline.detail)
+                if now - looked > LOOK:
+                    looked = now
+                    found = self._host.look(target.id)
+                    if found is None:
+                        raise EngineError(f"The engine {self._id} did not start: its container was removed.")
+                    if not found.alive:
+                        copy.finish()
+                        raise self._failed(spec, copy, how_ended(found))
+                if late := watch.late(now, began + int(spec.engine.start_timeout) / 1000):
+                    raise self._failed(spec, copy, Ending(overdue=f"{late}: {missing}"))
+                if self._tools.cancel.wait(POLL):
+                    raise Cancelled(self._id)
+        finally:
+            watch.close()
+
+    def _failed(self, spec: EngineSpec, copy: LogCopy, how: Ending) -> EngineError:
+        """What to tell of a start that failed: the reason, the log's decisive lines, the cure."""
+        startup = copy.reader.startup
+        failure = startup.diagnosis(Situation(spec, how, startup.phase, startup.facts))
+        lines = "".join(f"\n  | {line}" for line in failure.lines)
+        hint = f"{failure.cure}\n{self._see_logs()}".strip()
+        return EngineError(f"The engine {self._id} did not start: {failure.sentence}{lines}", hint)
 
     def _put_back(self, spec: ContainerSpec, target: Found, old: Found | None, error: EngineError) -> EngineError:
         """The new container failed: the old one runs again if there is one. What to tell."""
@@ -271,3 +284,8 @@ def ending(found: Found) -> str:
     if found.exit_code is not None and found.exit_code > 128:
         return f"it was ended by signal {found.exit_code - 128}"
     return f"it ended by itself with exit code {found.exit_code}"
+
+
+def how_ended(found: Found) -> Ending:
+    """How a container ended, for a diagnosis."""
+    return Ending() if found.exit_code is None else Ending.of_container(found.exit_code, found.out_of_memory)

@@ -7,6 +7,8 @@ import http.client
 import json
 import os
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from control.edge.ports import holder
 from control.engines.args import EngineSpec
@@ -47,6 +49,34 @@ def unready(spec: EngineSpec, timeout: float = 2.0) -> str:
         return f"does not answer: {error}"
     except (ValueError, KeyError, TypeError):
         return "/v1/models answers something that is not a model list"
+    finally:
+        connection.close()
+
+
+def listed(spec: EngineSpec, timeout: float = 2.0) -> Mapping[str, Any]:
+    """The entry of the engine's model in /v1/models; empty when there is none, or no answer. ``timeout`` in seconds."""
+    try:
+        entries = json.loads(_get(spec, "/v1/models", timeout))["data"]
+        return next((entry for entry in entries if entry["id"] == spec.model), {})
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def metrics(spec: EngineSpec, timeout: float = 2.0) -> str:
+    """The engine's /metrics; empty when it has none. ``timeout`` in seconds."""
+    return _get(spec, "/metrics", timeout).decode(errors="replace")
+
+
+def _get(spec: EngineSpec, path: str, timeout: float) -> bytes:
+    """The body of a 200 answer; empty for any other, and for none."""
+    connection = http.client.HTTPConnection(spec.host, spec.port, timeout=timeout)
+    try:
+        key = read_key(spec)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        status, body = _read(connection)
+        return body if status == 200 else b""
+    except (EngineError, OSError, http.client.HTTPException):
+        return b""
     finally:
         connection.close()
 

@@ -8,45 +8,32 @@ engine is ended on purpose (drain.py).
 from __future__ import annotations
 
 import logging
-import signal
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from control.engines import processes
 from control.engines.args import Launch
+from control.engines.diagnosis import Diagnosis, Ending, Situation
 from control.engines.drain import Drain, Gate, sequences
-from control.engines.health import cannot_listen, unready
+from control.engines.facts import summary
+from control.engines.health import cannot_listen
 from control.engines.log_reader import LogReader
+from control.engines.phases import SERVING, STARTING, times
 from control.engines.policy import Deaths, Policy
-from control.engines.prepare import LocalEngine, local_engines, prepare
+from control.engines.prepare import LocalEngine, local_engines, model_folder, prepare
 from control.engines.processes import Record
-from control.engines.readiness import KvCache
 from control.engines.recorded import Leaver, end, engine_on, folders
+from control.engines.status import EngineStatus, State
+from control.engines.watch import Kept, Watch
 from control.errors import SignalboxError
 from control.fleet.load import LoadedFleet
 from control.paths import StatePaths
 
 log = logging.getLogger(__name__)
 
-State = Literal["installing", "starting", "ready", "failed", "stopped"]
-
-
-@dataclass(frozen=True)
-class EngineStatus:
-    """What one engine does. ``since``: Unix seconds of the last change of ``state``; ``phase``, ``detail``: words."""
-
-    id: str
-    model: str
-    state: State
-    phase: str
-    detail: str
-    since: float
-    pid: int | None
-    port: int
-    restarts: int
+__all__ = ["EngineStatus", "Keeper", "Policy", "State", "Supervisor"]
 
 
 class _Cancelled(Exception):
@@ -142,10 +129,11 @@ class Keeper:
         if record is None:
             self._pause(self._policy.retry)
             return
-        self._set("starting", "starting", pid=record.pid)
-        reason, ready_for = self._watch(record)
-        if reason:
-            self._bury(record, reason, ready_for)
+        self.status = replace(self.status, phases=(), phase_since=None, facts=None, alarms=())
+        self._set("starting", STARTING, pid=record.pid)
+        failure, ready_for = self._watch(record)
+        if failure is not None:
+            self._bury(record, failure, ready_for)
 
     def _adopts(self, record: Record, launch: Launch) -> bool:
         """Whether the engine that still runs can go on: only with the launch that it was started with."""
@@ -203,50 +191,74 @@ class Keeper:
             if self._pause(self._policy.poll):
                 return False
 
-    def _watch(self, record: Record) -> tuple[str, float]:
-        """Until the engine dies: why, and for how many seconds it was ready. No reason: closing, or changed."""
-        spec = self._engine.spec
-        reader = LogReader(self._folder / "engine.log", record.log_start)
-        deadline = record.started + int(spec.engine.start_timeout) / 1000
+    def _watch(self, record: Record) -> tuple[Diagnosis | None, float]:
+        """Until the engine dies: why, and for how many seconds it was ready. None: closing, or changed."""
+        spec = replace(self._engine.spec, model_folder=model_folder(self._engine, self._paths))
+        adopted = self._process is None or self._process.pid != record.pid
+        began = time.time() if adopted else record.started
+        reader = LogReader(self._folder / "engine.log", record.log_start, began)
+        watch = Watch(spec, reader.startup, adopted=adopted)
+        deadline = began + int(spec.engine.start_timeout) / 1000
         ready_at: float | None = None
-        while True:
-            ending = self._ending(record)
-            reader.read()
-            if ending:
-                reason = reader.startup.failed() or ending
-                return reason, time.time() - ready_at if ready_at else 0.0
-            if ready_at is None:
-                waiting = unready(spec)
-                if not waiting:
-                    ready_at = time.time()
-                    self._let_in()
-                    self._set("ready", "serving", _kv_cache_text(reader.startup.kv_cache), pid=record.pid)
-                    log.info("%s: ready after %.0f s.", spec.id, ready_at - record.started)
-                elif time.time() > deadline:
-                    self._end_engine()
-                    return f"not ready after {int(spec.engine.start_timeout) // 1000} s: {waiting}", 0.0
-                else:
-                    self._set("starting", reader.startup.phase, reader.startup.detail, pid=record.pid)
-            elif processes.bound(self._folder / "engine.log"):
-                log.info("%s: engine.log was full; its content is in engine.log.1.", spec.id)
-            if self._pause(self._policy.poll):
-                return "", 0.0
+        try:
+            while True:
+                ending = self._ending(record)
+                reader.read()
+                now = time.time()
+                if ending is None and ready_at is None:
+                    missing = watch.look(now)
+                    if watch.ready:
+                        ready_at = now
+                        self._ready(record, watch)
+                    elif late := watch.late(now, deadline):
+                        self._end_engine()
+                        ending = Ending(overdue=f"{late}: {missing}")
+                    else:
+                        timeline = watch.timeline
+                        self.status = replace(self.status, phases=watch.phases, phase_since=timeline.since)
+                        self._set("starting", timeline.phase, timeline.detail, pid=record.pid)
+                elif ending is None and processes.bound(self._folder / "engine.log"):
+                    log.info("%s: engine.log was full; its content is in engine.log.1.", spec.id)
+                if ending is not None:
+                    situation = Situation(spec, ending, watch.timeline.phase, reader.startup.facts)
+                    return reader.startup.diagnosis(situation), now - ready_at if ready_at else 0.0
+                if self._pause(self._policy.poll):
+                    return None, 0.0
+        finally:
+            watch.close()
 
-    def _bury(self, record: Record, reason: str, ready_for: float) -> None:
+    def _ready(self, record: Record, watch: Watch) -> None:
+        """The engine serves: tell it, with what it runs with, and let the edge send requests."""
+        self._let_in()
+        kept = None if watch.timed else Kept.load(self._folder, record.birth)
+        phases = kept.phases if kept else watch.phases
+        facts = watch.facts.joined(kept.facts) if kept else watch.facts
+        Kept(record.birth, phases, facts).save(self._folder)
+        alarms = watch.alarms(facts)
+        self.status = replace(self.status, phases=phases, phase_since=None, facts=facts, alarms=alarms, failure=None)
+        self._set("ready", SERVING, summary(facts), pid=record.pid)
+        log.info("%s: ready (%s). %s", self.status.id, times(phases) or "it was already", summary(facts))
+        for alarm in alarms:
+            log.warning("%s runs, but not as asked: %s.", self.status.id, alarm)
+
+    def _bury(self, record: Record, failure: Diagnosis, ready_for: float) -> None:
         """The engine died: end what is left of it, and wait before the next try; after too many tries, for a change."""
         processes.stop(record, 0)
         processes.forget(self._folder)
         self._let_in()
         deaths = self._deaths
         deaths.add(ready_for)
-        log.error("%s died (%d in a row): %s", self.status.id, deaths.count, reason)
-        if deaths.too_many:
-            self._set("failed", "given up", f"died {deaths.count} times in a row: {reason}")
+        self.status = replace(self.status, failure=failure)
+        lines = "".join(f"\n  | {line}" for line in failure.lines)
+        log.error("%s died (%d in a row): %s%s", self.status.id, deaths.count, failure.text(), lines)
+        if failure.final or deaths.too_many:
+            often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
+            self._set("failed", "given up", f"{often}{failure.text()}")
             while not self._pause(3600):
                 pass
             deaths.count = 0
             return
-        self._set("failed", f"restarts in {deaths.pause:g} s", reason)
+        self._set("failed", f"restarts in {deaths.pause:g} s", failure.text())
         if not self._pause(deaths.pause):
             self.status = replace(self.status, restarts=self.status.restarts + 1)
 
@@ -259,12 +271,12 @@ class Keeper:
                 self._process.poll()  # reap it
         self._set("stopped", "")
 
-    def _ending(self, record: Record) -> str:
-        """How the engine ended; empty while it runs. Only its parent learns the exit code."""
+    def _ending(self, record: Record) -> Ending | None:
+        """How the engine ended; None while it runs. Only its parent learns the exit code."""
         if self._process is not None and self._process.pid == record.pid:
             code = self._process.poll()
-            return "" if code is None else _exit_text(code)
-        return "" if processes.alive(record) else "it ended; its engine.log may say why"
+            return None if code is None else Ending(code)
+        return None if processes.alive(record) else Ending()
 
     def _pause(self, seconds: float) -> bool:
         """Wait; True when there is something else to do: closing, or a changed fleet."""
@@ -360,18 +372,3 @@ class Supervisor:
         for one in all_of_them:
             if one.thread.is_alive():
                 one.thread.join()
-
-
-def _exit_text(code: int) -> str:
-    """What an exit code says, where the log has no reason."""
-    if code == -signal.SIGKILL:
-        return "it was killed (signal 9); when nobody did that, the machine ran out of memory"
-    if code < 0:
-        return f"it was ended by {signal.Signals(-code).name}"
-    return f"it ended by itself with exit code {code}"
-
-
-def _kv_cache_text(cache: KvCache | None) -> str:
-    if cache is None:
-        return ""
-    return f"KV cache of {cache.tokens:,} tokens: {cache.requests:g} requests of {cache.length:,} tokens at once"

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from control.engines.readiness import SERVING, StartupLog
+from control.engines.phases import Timeline
+from control.engines.readiness import StartupLog
 
 
 class LogReader:
     """Follows engine.log from where this engine's own lines begin."""
 
-    def __init__(self, path: Path, start: int) -> None:
+    def __init__(self, path: Path, start: int, began: float | None = None) -> None:
+        """``start``: the byte where they begin; ``began``: when this start did, in Unix seconds (None: now)."""
         self._path = path
         self._position = start
         self._rest = b""
-        self._error_at = 0.0
-        self.startup = StartupLog()
+        self.startup = StartupLog(Timeline(time.time() if began is None else began))
 
     def read(self) -> None:
         """Take in what is new, at most 1 MB at a time. A log that was cut is read from its new beginning."""
@@ -31,10 +32,7 @@ class LogReader:
         self._position += len(new)
         *lines, self._rest = (self._rest + new).replace(b"\r", b"\n").split(b"\n")
         self._rest = self._rest[-65_536:]
-        had_error = bool(self.startup.error)
+        now = time.time()
         for line in lines:
-            self.startup.feed(line.decode(errors="replace"))
-        if self.startup.error and not had_error:
-            self._error_at = time.monotonic()
-        elif had_error and self.startup.phase == SERVING and time.monotonic() - self._error_at > 10:
-            self.startup.error = ""  # it served on: an error of one request is not what it dies of later
+            self.startup.feed(line.decode(errors="replace"), now)
+        self.startup.forget_old_errors(time.monotonic())

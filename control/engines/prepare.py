@@ -65,6 +65,12 @@ def is_prepared(engine: LocalEngine, paths: StatePaths) -> bool:
     return not isinstance(engine.source, PackagedModel) or packaged_folder(paths, engine.source).is_dir()
 
 
+def model_folder(engine: LocalEngine, paths: StatePaths) -> Path | None:
+    """The folder that the engine's weights are read from; None where its command needs none."""
+    source = engine.source
+    return packaged_folder(paths, source) if isinstance(source, PackagedModel) else source
+
+
 def prepare(engine: LocalEngine, paths: StatePaths, progress: Progress = silent) -> Launch:
     """Install and convert what the engine lacks, and return what starts it. Raises InstallError or EngineError."""
     spec, source = engine.spec, engine.source

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 from control.engines.args import EngineSpec
 from control.engines.containers import docker_backends
-from control.engines.converge import ending
+from control.engines.converge import ending, how_ended
+from control.engines.diagnosis import Diagnosis, Ending, Situation
 from control.engines.docker import DockerHost
+from control.engines.facts import Facts, alarms, summary
 from control.engines.health import unready
 from control.engines.hosts import Hosts
 from control.engines.local import EngineStatus, State
@@ -25,6 +27,7 @@ from control.engines.plan import Found
 from control.engines.policy import Deaths, Policy
 from control.engines.prepare import engine_spec
 from control.engines.readiness import StartupLog
+from control.engines.watch import Kept, learn
 from control.engines.watched_events import Kills
 from control.errors import EngineError
 from control.fleet.load import LoadedFleet
@@ -146,7 +149,7 @@ class Watcher:
         waiting = unready(one.spec)
         if not waiting:
             one.ready_at = time.monotonic()
-            one.says("ready", "serving")
+            self._learn(one, found)
             log.info("%s: its container %s is ready.", one.spec.id, found.short)
             return
         one.says("starting", "starting", waiting)
@@ -157,7 +160,18 @@ class Watcher:
     def _give_up_start(self, one: Watched, found: Found, waiting: str, limit: float) -> None:
         self._kills.ours(found.id)
         self._host.stop(found.id, 3)
-        self._died(one, f"not ready after {limit:.0f} s: {waiting}")
+        self._died(one, self._diagnose(one, found, Ending(overdue=f"was not ready after {limit:g} s: {waiting}")))
+
+    def _learn(self, one: Watched, found: Found) -> None:
+        """It is ready: with what does it run, and how did it start, as far as `signalbox up` has kept that?"""
+        kept = Kept.load(self._paths.engine(one.spec.id), found.id)
+        facts = learn(one.spec, kept.facts if kept else Facts())
+        one.status = replace(
+            one.status, phases=kept.phases if kept else (), facts=facts, alarms=alarms(one.spec, facts), failure=None
+        )
+        for alarm in one.status.alarms:
+            log.warning("%s runs, but not as asked: %s.", one.spec.id, alarm)
+        one.says("ready", "serving", summary(facts))
 
     def _ended(self, one: Watched, found: Found) -> None:
         """It does not run: by whose will, and what then?"""
@@ -182,20 +196,23 @@ class Watcher:
             one.says("stopped", "stopped by hand", f"signalbox up {one.spec.id} starts it again")
             log.info("%s: somebody has stopped its container; it stays so until `signalbox up`.", one.spec.id)
             return
-        self._died(one, self._reason(found))
+        self._died(one, self._diagnose(one, found, how_ended(found)))
 
-    def _died(self, one: Watched, reason: str) -> None:
+    def _died(self, one: Watched, failure: Diagnosis) -> None:
         ready_for = time.monotonic() - one.ready_at if one.ready_at is not None else 0.0
         deaths = one.deaths
         deaths.add(ready_for)
         one.ready_at = None
-        log.error("%s died (%d in a row): %s", one.spec.id, deaths.count, reason)
-        if deaths.too_many:
+        one.status = replace(one.status, failure=failure)
+        lines = "".join(f"\n  | {line}" for line in failure.lines)
+        log.error("%s died (%d in a row): %s%s", one.spec.id, deaths.count, failure.text(), lines)
+        if failure.final or deaths.too_many:
+            often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
             one.left = "given up"
-            one.says("failed", "given up", f"died {deaths.count} times in a row: {reason}")
+            one.says("failed", "given up", f"{often}{failure.text()}")
             return
         one.restart_at = time.monotonic() + deaths.pause
-        one.says("failed", f"restarts in {deaths.pause:g} s", reason)
+        one.says("failed", f"restarts in {deaths.pause:g} s", failure.text())
 
     def _restart(self, one: Watched, found: Found) -> None:
         one.restart_at = one.ended_at = None
@@ -203,18 +220,23 @@ class Watcher:
         try:
             self._host.start(found.id)
         except EngineError as error:
-            self._died(one, f"{error.message} {error.hint}".strip())
+            startup = StartupLog()
+            startup.refused(error.message)
+            failure = startup.diagnosis(Situation(one.spec))
+            if failure.kind == "unknown":
+                failure = Diagnosis("unknown", error.message, error.hint)
+            self._died(one, failure)
             one.ended_at = time.monotonic()
             return
         one.says("starting", "starting")
 
-    def _reason(self, found: Found) -> str:
-        """The decisive line of its log, or what its exit code says."""
+    def _diagnose(self, one: Watched, found: Found, how: Ending) -> Diagnosis:
+        """Why it died: from the end of its log and from how it ended."""
         startup = StartupLog()
         text = b"".join(self._host.logs(found.id, tail=LOG_LINES)).decode(errors="replace")
         for line in text.splitlines():
             startup.feed(line)
-        return startup.failed() or ending(found)
+        return startup.diagnosis(Situation(one.spec, how, startup.phase, startup.facts))
 
     def _locked(self, one: Watched, act: Callable[[], None]) -> None:
         """Do something unless a command is at work on this backend: then it is that command's business."""

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, get_args
 
+from control.engines.diagnosis import Diagnosis
+from control.engines.facts import Facts
+from control.engines.phases import Span
 from control.host import HostFacts
 
 State = Literal["starting", "ready", "busy", "draining", "suspect", "down", "misconfigured", "unknown"]
@@ -41,6 +44,16 @@ class EngineStatusLike(Protocol):
     def pid(self) -> int | None: ...
     @property
     def restarts(self) -> int: ...
+    @property
+    def phases(self) -> tuple[Span, ...]: ...
+    @property
+    def phase_since(self) -> float | None: ...
+    @property
+    def facts(self) -> Facts | None: ...
+    @property
+    def alarms(self) -> tuple[str, ...]: ...
+    @property
+    def failure(self) -> Diagnosis | None: ...
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,14 @@ class EngineView:
     since: float | None
     pid: int | None
     restarts: int
+    #: The phases of its start that are over; when the present one began (Unix seconds).
+    phases: tuple[Span, ...] = ()
+    phase_since: float | None = None
+    #: What it runs with (``control.engines.facts.Facts``), and where that is not what fleet.yaml asks for.
+    facts: Mapping[str, Any] | None = None
+    alarms: tuple[str, ...] = ()
+    #: Why it died last, until it is ready again.
+    failure: Diagnosis | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +276,18 @@ def _engine(status: EngineStatusLike) -> EngineView:
         since=_number(status.since),
         pid=status.pid,
         restarts=status.restarts,
+        phases=status.phases,
+        phase_since=_number(status.phase_since),
+        facts=_facts(status.facts),
+        alarms=tuple(_text(alarm) for alarm in status.alarms[:MAX_REPORTED]),
+        failure=status.failure,
     )
+
+
+def _facts(facts: Facts | None) -> Mapping[str, Any] | None:
+    if facts is None:
+        return None
+    return {name: _text(value) if isinstance(value, str) else value for name, value in asdict(facts).items()}
 
 
 def _rows(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:

@@ -86,7 +86,7 @@ def test_what_dies_is_started_again_and_what_somebody_stops_is_not(
     watch.until("ready")
     after = watch.row()
     assert after["id"] == before["id"] and after["Pid"] != before["Pid"]
-    assert "m-1 died (1 in a row): it was killed (signal 9)" in caplog.text
+    assert "m-1 died (1 in a row): The engine was killed (signal 9)" in caplog.text
 
     with watch.place.dockerd.client() as client:
         client.containers.get(str(after["id"])).stop(timeout=2)
@@ -141,7 +141,11 @@ def test_too_little_memory_is_named(dockerd: Dockerd) -> None:
     place = Place(dockerd, backends=1, command=greedy, memory="64m")
     try:
         output = place.call("up", code=1)
-        assert "The engine m-1 did not start: the kernel killed it because it used more memory than it may" in output
+        assert (
+            "The engine m-1 did not start: The kernel killed the engine, because it used more memory than it may"
+            in output
+        )
+        assert "Raise models.m.engine.memory (now " in output
     finally:
         left = place.end()
     assert left == []

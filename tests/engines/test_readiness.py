@@ -1,10 +1,11 @@
-"""Phases, facts and reasons from log lines that vLLM 0.32 really wrote."""
+"""Phases and their times from log lines that vLLM 0.32 really wrote."""
 
 from __future__ import annotations
 
 import pytest
 
-from control.engines.readiness import KvCache, StartupLog
+from control.engines.phases import FIRST_TOKEN, LIMITS, LISTING, SERVING, Span, Timeline, times
+from control.engines.readiness import StartupLog
 
 START = """\
 Triton is installed, but doesn't include CPU backend. Disabling Triton.
@@ -31,38 +32,13 @@ INFO:     Application startup complete.
 INFO:     127.0.0.1:59172 - "GET /health HTTP/1.1" 200 OK
 """
 
-KV_TOO_SMALL = """\
-(EngineCore pid=5) ERROR 11-29 14:09:25 [core.py:1510] EngineCore failed to start.
-(EngineCore pid=5) ERROR 11-29 14:09:25 [core.py:1510] Traceback (most recent call last):
-(EngineCore pid=5) ERROR 11-29 14:09:25 [core.py:1510]     raise ValueError(
-(EngineCore pid=5) ERROR 11-29 14:09:25 [core.py:1510] ValueError: To serve at least one request with the model's max \
-seq len (2048), (0.0 GiB KV cache is needed, which is larger than the available KV cache memory (0.0 GiB).
-(APIServer pid=4) Traceback (most recent call last):
-(APIServer pid=4) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-"""
-
-PYDANTIC = """\
-(APIServer pid=24015) WARNING 11-29 14:07:20 [arg_utils.py:3005] This model does not officially support disabling it.
-(APIServer pid=24015) pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig
-  Value error, max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (128). [type=value_error, \
-input_value=ArgsKwargs((), {'runner_t..., 'stream_interval': 1}), input_type=ArgsKwargs]
-    For further information visit https://errors.pydantic.dev/2.12/v/value_error
-"""
-
-
-def read(text: str) -> StartupLog:
-    log = StartupLog()
-    for line in text.splitlines(keepends=True):
-        log.feed(line)
-    return log
-
 
 def test_the_phases_of_a_real_start() -> None:
-    log, seen = StartupLog(), []
-    for line in START.splitlines():
-        log.feed(line)
-        if not seen or seen[-1] != (log.phase, log.detail):
-            seen.append((log.phase, log.detail))
+    log, seen = StartupLog(Timeline(100.0)), []
+    for number, line in enumerate(START.splitlines()):
+        log.feed(line, 100.0 + number)
+        if not seen or seen[-1] != (log.phase, log.timeline.detail):
+            seen.append((log.phase, log.timeline.detail))
     assert seen == [
         ("starting", ""),
         ("starting", "reading the model's configuration"),
@@ -73,10 +49,17 @@ def test_the_phases_of_a_real_start() -> None:
         ("loading weights", "100 % of the shards"),
         ("sizing KV cache", ""),
         ("warming up", ""),
-        ("serving", ""),
+        ("listing models", ""),
     ]
-    assert log.kv_cache == KvCache(tokens=46_592, length=4_096, requests=11.38)
-    assert log.error == ""
+    assert log.facts.kv_cache_tokens == 46_592 and log.facts.max_concurrency == 11.38
+    assert not log.evidence
+    log.timeline.enter(FIRST_TOKEN, 120.0)
+    log.timeline.enter(SERVING, 121.5)
+    assert log.timeline.spans == [
+        Span("starting", 6.0), Span("loading weights", 6.0), Span("sizing KV cache", 2.0), Span("warming up", 4.0),
+        Span("listing models", 2.0), Span("first token", 1.5),
+    ]  # fmt: skip
+    assert times(log.timeline.spans[-2:]) == "listing models 2.0 s, first token 1.5 s"
 
 
 def test_a_gpu_start_compiles_and_captures_graphs() -> None:
@@ -84,48 +67,47 @@ def test_a_gpu_start_compiles_and_captures_graphs() -> None:
         "(EngineCore pid=1) INFO 11-29 14:00:00 [gpu_model_runner.py:1] Starting to load model m...",
         "(EngineCore pid=1) INFO 11-29 14:00:01 [backends.py:1] Using cache directory: /c for vLLM's torch.compile",
         "(EngineCore pid=1) INFO 11-29 14:00:09 [gpu_worker.py:1] Available KV cache memory: 12.34 GiB",
-        "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): 10%",
+        "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  10%|█   | 5/51 [00:01<00:10,  4.43it/s]",
     )
     log, phases = StartupLog(), []
     for line in lines:
         log.feed(line)
         phases.append(log.phase)
     assert phases == ["loading weights", "compiling", "sizing KV cache", "warming up"]
+    assert log.timeline.detail == "10 % of the graphs"
 
 
 def test_phases_never_go_back() -> None:
-    log = read(START)
+    log = StartupLog()
+    for line in START.splitlines():
+        log.feed(line)
     log.feed("(Worker pid=18796) INFO 11-29 14:26:16 [cpu_model_runner.py:68] Starting to load model MODELS/smollm2...")
-    assert log.phase == "serving"
+    assert log.phase == LISTING
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (KV_TOO_SMALL, "ValueError: To serve at least one request with the model's max seq len (2048), "),
-        (PYDANTIC, "max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (128)."),
-        ("vllm: error: unrecognized arguments: --swap-space 4", "vllm: error: unrecognized arguments: --swap-space 4"),
-        (
-            "vllm serve: error: argument --enable-chunked-prefill: ignored explicit argument 'True'",
-            "vllm serve: error: argument --enable-chunked-prefill: ignored explicit argument 'True'",
-        ),
-        ("KeyError: 'invalid tool call parser: nope (chose from { x })'", "KeyError: 'invalid tool call parser: nope"),
-        ("    raise ValueError(\nValueError: No available memory for", "ValueError: No available memory"),
-        ("OSError: [Errno 98] Address already in use", "OSError: [Errno 98] Address already in use"),
-        (START, ""),
-    ],
-)  # fmt: skip
-def test_the_line_that_decided_a_failure(text: str, reason: str) -> None:
-    log = read(text)
-    assert log.failed().startswith(reason) and bool(log.error) == bool(reason)
-    assert (log.phase, log.detail) == ("failed", log.error)
+@pytest.mark.parametrize(("start_timeout", "factor"), [(600.0, 1), (60.0, 1), (1800.0, 3)])
+def test_each_phase_has_a_time_out_of_its_own(start_timeout: float, factor: int) -> None:
+    """It counts from the last sign of progress; a longer start_timeout stretches it."""
+    line = Timeline(0.0)
+    line.feed("Starting to load model m", 50.0)
+    limit = LIMITS["loading weights"] * factor
+    line.feed("Loading safetensors checkpoint shards:  50% Completed", 100.0)
+    line.feed("Loading safetensors checkpoint shards:  50% Completed", 150.0)  # no progress
+    assert line.overdue(100.0 + limit, start_timeout) == ""
+    words = f"showed nothing new for {limit:g} s (loading weights, 50 % of the shards)"
+    assert line.overdue(101.0 + limit, start_timeout) == words
+    line.enter(SERVING, 200.0)
+    assert line.overdue(1e9, start_timeout) == ""
 
 
-def test_the_first_reason_counts() -> None:
-    log = read("ValueError: the cause\nTypeError: what came of it\n")
-    assert log.failed() == "ValueError: the cause"
-
-
-def test_a_line_of_any_length_is_bounded() -> None:
-    log = read("ValueError: " + "x" * 1_000_000)
-    assert len(log.failed()) <= 600
+def test_pydantics_reason_stands_below_its_heading() -> None:
+    log = StartupLog()
+    for line in (
+        "(APIServer pid=2) WARNING 11-29 14:07:20 [arg_utils.py:3005] This model does not officially support it.",
+        "(APIServer pid=2) pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig",
+        "  Value error, max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (128). "
+        "[type=value_error, input_value=ArgsKwargs((), {'runner_t..., 'stream_interval': 1}), input_type=ArgsKwargs]",
+        "    For further information visit https://errors.pydantic.dev/2.12/v/value_error",
+    ):
+        log.feed(line)
+    assert log.evidence.first == "max_num_batched_tokens (64) must be greater than or equal to max_num_seqs (128)."

@@ -260,8 +260,8 @@ def test_a_control_plane_that_does_not_answer_is_told(place: Place) -> None:
     place.call("run")
     pid = place.pids["control"]
     program = (
-        "import sys; from pathlib import Path; from rich.console import Console; import control.run as run\n"
-        "run.CONTROL_TIMEOUT = 1.0; run.requests.Session.get = lambda *a, **k: exec('raise run.requests.Timeout')\n"
+        "import sys; from pathlib import Path; from rich.console import Console; import control.run as run, requests\n"
+        "run.CONTROL_TIMEOUT = 1.0; requests.Session.get = lambda *a, **k: exec('raise requests.Timeout')\n"
         "run.run(Path(sys.argv[1]), Console())"
     )
     os.kill(pid, signal.SIGSTOP)

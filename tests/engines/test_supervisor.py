@@ -252,7 +252,11 @@ def test_gives_up_after_repeated_quick_deaths_and_says_why(stand: Stand) -> None
     supervisor = stand.supervise(stand.fleet([free_port()], crash))
     status = wait(supervisor, lambda status: status[0].phase == "given up")[0]
     assert status.state == "failed"
-    assert status.detail == "died 3 times in a row: ValueError: no room for the model"
+    assert status.detail == (
+        "died 3 times in a row: The engine ended by itself with exit code 1: ValueError: no room for the model"
+    )
+    assert status.failure is not None and status.failure.kind == "unknown"
+    assert status.failure.lines[-1] == "ValueError: no room for the model"
     assert stand.log().count("Traceback") == 3
 
 
@@ -415,7 +419,10 @@ def test_another_program_that_answers_is_not_ready(stand: Stand) -> None:
     other_name = [*SCRIPTED[:-1], "other"]
     supervisor = stand.supervise(stand.fleet([free_port()], other_name, start_timeout="2s"))
     status = wait(supervisor, failed)[0]
-    assert status.detail == "not ready after 2 s: /v1/models lists other, not m"
+    assert status.detail == (
+        "The engine was not ready after 2 s (listing models): /v1/models lists other, not m. "
+        "It serves another model than it was told: check models.m.engine.command, or its image."
+    )
 
 
 def test_no_orphan_of_an_engine_with_children(stand: Stand) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 from flask import Flask
 
+from control.engines.diagnosis import Diagnosis
+from control.engines.facts import Facts
+from control.engines.phases import Span
 from control.host import HostFacts
 from control.web.app import WebSettings, create_app
 from control.web.poller import FleetView
@@ -35,6 +38,11 @@ class Status:
     since: float = 1_700_000_000.0
     pid: int | None = 4242
     restarts: int = 0
+    phases: tuple[Span, ...] = ()
+    phase_since: float | None = None
+    facts: Facts | None = None
+    alarms: tuple[str, ...] = ()
+    failure: Diagnosis | None = None
 
 
 def backend(id_: str, state: str = "ready", **more: Any) -> dict[str, Any]:

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from werkzeug.test import TestResponse
 
+from control import engine_report
+from control.engines.diagnosis import Diagnosis
+from control.engines.facts import Facts
+from control.engines.phases import Span
 from control.web.poller import EdgeAbsent
 from control.web.safety import allowed_hosts
 from control.web.texts import TEXTS, Words, size
@@ -45,6 +49,52 @@ def test_a_reason_and_restarts_are_shown() -> None:
     sources = Sources(edge_state(backend("m-1", "down", reason="connection refused")), [Status("m-1", restarts=3)])
     text = row(get(sources).text, "m-1")
     assert "down connection refused" in text and text.endswith(" 3")
+
+
+KILLED = Diagnosis("killed", "It was killed.", "Give it more memory.", ("Worker died <b>", "exit code: -9"))
+
+
+def test_phases_facts_and_alarms_stand_in_the_engines_row() -> None:
+    facts = Facts(kv_cache_tokens=46_592, root="/models/" + "m" * 1000)
+    phases = (Span("loading weights", 61.25), Span("first token", 0.5))
+    status = Status("m-1", detail="KV cache of 46,592 tokens", phases=phases, facts=facts, alarms=("dtype: <asked>",))
+    sources = Sources(engines=[status])
+    text = row(get(sources).text, "m-1")
+    assert "KV cache of 46,592 tokens not as asked: dtype: &lt;asked&gt; its start:" in text
+    assert "its start: loading weights 61.2 s, first token 0.5 s" in text
+    assert "启动过程： 加载权重 61.2 秒, 首个词元 0.5 秒" in row(get(sources, "/?lang=zh").text, "m-1")
+    told = get(sources, "/api/fleet").get_json()["backends"][0]["engine"]
+    assert told["phases"][0] == {"phase": "loading weights", "seconds": 61.25}
+    assert told["alarms"] == ["dtype: <asked>"] and told["facts"]["kv_cache_tokens"] == 46_592
+    assert len(told["facts"]["root"]) == 300 and told["failure"] is None
+
+
+def test_a_failure_is_shown_with_the_lines_that_decided_it() -> None:
+    failed = Status("m-1", "failed", "given up", KILLED.text(), failure=KILLED)
+    page = get(Sources(engines=[failed])).text
+    assert "failed · given up It was killed. Give it more memory. Worker died &lt;b&gt; exit code: -9" in row(
+        page, "m-1"
+    )
+    assert "Worker died &lt;b&gt;\nexit code: -9</pre>" in page and "last death" not in page
+    again = Status("m-1", "starting", "loading weights", failure=KILLED)
+    assert "last death: It was killed. Give it more memory." in row(get(Sources(engines=[again])).text, "m-1")
+
+
+def test_status_tells_the_same_in_lines() -> None:
+    status = Status("m-1", "ready", detail="KV cache of 7 tokens", phases=(Span("starting", 2.0),), alarms=("a: b",))
+    failed = Status("m-2", "starting", "loading weights", failure=KILLED)
+    snapshot = get(Sources(engines=[status, failed]), "/api/fleet").get_json()
+    engines = [{"id": row["id"], **row["engine"]} for row in snapshot["backends"] if row["engine"]]
+    assert engine_report.lines(engines) == [
+        "engine m-1: ready: KV cache of 7 tokens",
+        "  phases: starting 2.0 s",
+        "  not as asked: a: b",
+        "engine m-2: starting (loading weights)",
+        "  last death: It was killed. Give it more memory.",
+        "  | Worker died <b>",
+        "  | exit code: -9",
+    ]
+    assert "does not run" in engine_report.lines(None)[0] and engine_report.lines([]) == []
 
 
 @pytest.mark.parametrize(
