@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from control.fleet.messages import Finding
-from control.fleet.schema import Engine, Fleet
+from control.fleet.schema import Engine, Fleet, Model
 from control.fleet.source import KeyPath
 from control.vllm.extra import complaints
 from control.vllm.flags import (
@@ -16,6 +16,7 @@ from control.vllm.flags import (
     image_version,
     known_releases,
     parse_version,
+    plain,
     written,
 )
 from control.vllm.profiles import with_profile
@@ -35,7 +36,28 @@ def check_arguments(fleet: Fleet) -> Iterator[Finding]:
         if model.engine is not None:
             path: KeyPath = ("models", name, "engine")
             yield from _scheduler(path, model.engine)
+            yield from _gpus(name, model, model.engine)
             yield from _release(path, model.engine) if model.engine.command is None else _unused(path, model.engine)
+
+
+def _gpus(name: str, model: Model, engine: Engine) -> Iterator[Finding]:
+    """As many GPUs as the model is spread over. Replicas inside vLLM (data parallel) may take more of them."""
+    if engine.image is None or engine.command is not None:
+        return
+    wanted = (engine.tensor_parallel_size or 1) * (engine.pipeline_parallel_size or 1)
+    replicas = any(word == "-dp" or plain(word).startswith("--data-parallel") for word in engine.extra_args)
+    fields = ("tensor_parallel_size", "pipeline_parallel_size", "extra_args")
+    about: tuple[KeyPath, ...] = tuple(("models", name, "engine", field) for field in fields)
+    for index, backend in enumerate(model.backends):
+        path: KeyPath = ("models", name, "backends", index, "gpus")
+        given = len(backend.gpus or ())
+        if given and wanted > given:
+            message = f"the model is spread over {wanted} GPUs, but this engine gets {given}; vLLM would not start."
+            hint = "Name more, or lower tensor_parallel_size or pipeline_parallel_size."
+            yield Finding(path, message, hint, about)
+        elif given > wanted and not replicas:
+            message = f"this engine gets {given} GPUs, and uses {wanted} of them."
+            yield Finding(path, message, f"Set 'tensor_parallel_size: {given}', or name fewer.", about, warning=True)
 
 
 def _unused(path: KeyPath, engine: Engine) -> Iterator[Finding]:

@@ -166,6 +166,34 @@ def test_an_image_that_does_not_say_its_release_is_a_warning(tmp_path: Path) -> 
     assert fleet_of(tmp_path, in_image("vllm/vllm-openai:latest", version="0.30.1", profile="rag")).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "engine", "said"),
+    [
+        ([0], {}, ""),
+        ([0, 1], {"tensor_parallel_size": 2}, ""),
+        ([0, 1], {"pipeline_parallel_size": 2}, ""),
+        ([0, 1], {"extra_args": ["--data-parallel-size", "2"]}, ""),
+        ([], {"tensor_parallel_size": 2}, ""),  # on a CPU these are processes
+        ([0], {"tensor_parallel_size": 2}, "backends[0].gpus: the model is spread over 2 GPUs, but this engine gets 1"),
+        (
+            [0, 1],
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            "spread over 4 GPUs, but this engine gets",
+        ),
+        ([0, 1], {}, "this engine gets 2 GPUs, and uses 1 of them. Set 'tensor_parallel_size: 2', or name fewer."),
+    ],
+)
+def test_a_model_gets_as_many_gpus_as_it_is_spread_over(
+    tmp_path: Path, gpus: list[int], engine: dict[str, Any], said: str
+) -> None:
+    fleet = in_image("vllm/vllm-openai:v0.30.1", **engine)
+    fleet["models"]["m"]["backends"][0]["gpus"] = gpus
+    problems = problems_of(tmp_path, fleet)
+    found = problems or fleet_of(tmp_path, fleet).warnings
+    assert [said in str(one) for one in found] == [True] * bool(said), found
+    assert bool(problems) == ("spread over" in said)
+
+
 def test_settings_beside_a_command_are_a_warning(tmp_path: Path) -> None:
     make_files(tmp_path)
     engine = {"command": ["serve"], "max_num_seqs": 4, "profile": "chat", "dtype": "half", "extra_args": ["--x"]}
