@@ -10,10 +10,11 @@ import pytest
 
 from tests.balancing.prove import CHAPTER as BALANCING
 from tests.edge.prove import CHAPTER as EDGE
+from tests.front_desk.prove import CHAPTER as FRONT_DESK
 from tests.support import proof
 from tests.support.proof import Chapter, row
 
-chapters = pytest.mark.parametrize("chapter", [EDGE, BALANCING], ids=lambda chapter: chapter.name)
+chapters = pytest.mark.parametrize("chapter", [EDGE, BALANCING, FRONT_DESK], ids=lambda chapter: chapter.name)
 
 
 @chapters
