@@ -6,9 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.front_desk import kill, limits, order, overload, shares
+from tests.front_desk import kill, limits, order, overload, redis_cost, shares
 from tests.support.engine import ScriptedEngine
 from tests.support.proof import Row
+from tests.support.redis import needs_redis
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,13 @@ def test_limits() -> None:
 
 def test_a_killed_worker() -> None:
     kept(kill.proof(times=1))
+
+
+@needs_redis
+def test_what_redis_costs() -> None:
+    """How late the latest are depends on the machine, which the suite shares; half of them are not."""
+    rows = redis_cost.rows(redis_cost.measure(*redis_cost.SMALL))
+    kept([one for one in rows if one["promise"].endswith("median")])
 
 
 def test_overload() -> None:
