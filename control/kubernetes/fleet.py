@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from control.engines.args import VLLM_ENVIRONMENT, EngineSpec, command_launch, vllm_arguments
+from control.engines.args import VLLM_ENVIRONMENT, command_launch, vllm_arguments
+from control.engines.prepare import engine_spec
 from control.errors import RenderError
 from control.fleet.address import is_loopback, split_listen
 from control.fleet.edge_schema import Certificate, Edge, RedisState, Tls
+from control.fleet.host_checks import is_hub_name
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, resolve_backends
-from control.fleet.schema import Backend, Engine, PackagedModel
+from control.fleet.schema import Engine, PackagedModel
 from control.fleet.shared_state import settings_of, split_redis
 from control.kubernetes import engines, redis
 from control.kubernetes.engines import PodEngine
@@ -22,6 +23,10 @@ from control.vllm.flags import image_version
 
 #: nginx's ``auto`` would be the cores of the node.
 WORKERS = 2
+#: Set for engines that load their model from a folder: nothing is looked up on a hub.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+#: vLLM reads its own API key here.
+KEY_VARIABLE = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ def in_cluster(loaded: LoadedFleet, target: Target, secrets: Secrets) -> InClust
             "Ask for keys with 'keys: keys.yaml' under edge in fleet.yaml, or 'keys: none' if the network is trusted.",
         )
     backends, pods = [], []
-    for backend, written in zip(resolve_backends(loaded), _written(loaded), strict=True):
+    for backend in resolve_backends(loaded):
         if backend.ours:
-            pods.append(_pod(loaded, backend, written, target, secrets))
+            pods.append(_pod(loaded, backend, target, secrets))
         elif is_loopback(backend.host):
             raise RenderError(
                 f"the backend {backend.id} is at {backend.host}, which in a pod is the pod itself",
@@ -75,12 +80,6 @@ def in_cluster(loaded: LoadedFleet, target: Target, secrets: Secrets) -> InClust
     )
 
 
-def _written(loaded: LoadedFleet) -> Iterator[Backend]:
-    """Backends as fleet.yaml has them, in the order of ``resolve_backends``."""
-    for model in loaded.fleet.models.values():
-        yield from model.backends
-
-
 def _moved(backend: ResolvedBackend, target: Target, secrets: Secrets) -> ResolvedBackend:
     """The backend as the edges in the cluster see it."""
     moved = replace(
@@ -94,79 +93,81 @@ def _moved(backend: ResolvedBackend, target: Target, secrets: Secrets) -> Resolv
     return replace(moved, host=host, port=engines.PORT)
 
 
-def _pod(
-    loaded: LoadedFleet, backend: ResolvedBackend, written: Backend, target: Target, secrets: Secrets
-) -> PodEngine:
+def _pod(loaded: LoadedFleet, backend: ResolvedBackend, target: Target, secrets: Secrets) -> PodEngine:
     engine = backend.engine
     assert engine is not None  # the fleet's own checks
-    image = getattr(engine, "image", None) or target.engine_image
+    image = engine.image or target.engine_image
     if image is None:
         raise RenderError(
             f"the engine of the model {backend.model} names no image, and a cluster runs nothing else",
-            "Give one for all such engines: --engine-image IMAGE.",
+            "Add 'image:' to its engine, or give one for all such engines: --engine-image IMAGE.",
         )
-    folder = _folder(loaded, backend)
-    plain, secret = _environment(engine, backend, secrets)
+    source, in_claim = _source(loaded, backend)
+    plain, secret = _environment(loaded, backend, engine, secrets)
+    if source is not None and not in_claim:
+        plain = {name: value for name, value in plain.items() if name not in OFFLINE}
     return PodEngine(
         id=backend.id,
         name=name_of("engine", backend.id),
         model=backend.model,
         image=image,
-        command=_command(loaded, backend, engine, image, folder),
+        command=_command(loaded, backend, engine, image, source),
         environment=plain,
         secret=secret,
-        gpus=_gpus(engine, written),
+        gpus=len(backend.gpus),
         start_seconds=-(-int(engine.start_timeout) // 1000),
         stop_seconds=-(-int(engine.stop_timeout) // 1000),
-        claim=folder is not None,
+        claim=in_claim,
+        shared_memory=int(engine.shm_size) if engine.shm_size is not None else engines.SHARED_MEMORY,
+        memory=int(engine.memory) if engine.memory is not None else None,
+        cpus=engine.cpus,
     )
 
 
-def _folder(loaded: LoadedFleet, backend: ResolvedBackend) -> Path | None:
-    """Where the pod sees the model: the claim has each model's folder under its own last name."""
-    source = backend.source
-    if isinstance(source, PackagedModel):
+def _source(loaded: LoadedFleet, backend: ResolvedBackend) -> tuple[Path | None, bool]:
+    """Where the pod finds the model, and whether that is in the claim.
+
+    The claim has each model's folder under its own last name; a name on a hub stays what it is.
+    """
+    written = loaded.fleet.models[backend.model].source
+    if isinstance(written, PackagedModel):
         raise RenderError(
-            f"the model {backend.model} comes from the package {source.package}, which no image unpacks",
+            f"the model {backend.model} comes from the package {written.package}, which no image unpacks",
             "Put its folder into the claim of models, and name that folder in source.",
         )
-    return Path(engines.MODELS, source.name) if source is not None else None
+    if written is None:
+        return None, False
+    if backend.engine is not None and backend.engine.image is not None and is_hub_name(written):
+        return Path(written), False
+    return Path(engines.MODELS, Path(written).name), True
 
 
 def _command(
-    loaded: LoadedFleet, backend: ResolvedBackend, engine: Engine, image: str, folder: Path | None
+    loaded: LoadedFleet, backend: ResolvedBackend, engine: Engine, image: str, source: Path | None
 ) -> tuple[str, ...]:
     """All words, so that it does not matter what entrypoint the image has."""
-    loras = loaded.fleet.models[backend.model].loras
-    spec = EngineSpec(
-        id=backend.id, model=backend.model, names=tuple(name for name in backend.served if name not in loras),
-        host="0.0.0.0", port=engines.PORT, engine=engine, model_folder=folder, fleet_folder=Path("/"),
-        limit=backend.limit,
-    )  # fmt: skip
+    spec = replace(engine_spec(backend, loaded), host="0.0.0.0", port=engines.PORT, model_folder=source)
     if engine.command is not None:
         return command_launch(spec, "python3", Path("/")).argv
     return ("vllm", "serve", *vllm_arguments(spec, image_version(image)))
 
 
 def _environment(
-    engine: Engine, backend: ResolvedBackend, secrets: Secrets
+    loaded: LoadedFleet, backend: ResolvedBackend, engine: Engine, secrets: Secrets
 ) -> tuple[dict[str, str], tuple[Document, ...]]:
     """Variables with their values, and those that come from Secrets."""
     known = {} if engine.command is not None else dict(VLLM_ENVIRONMENT)
     plain = known | {name: value for name, value in engine.environment.items() if not secret_name(name)}
     secret = [secrets.variable(name) for name in engine.environment if secret_name(name)]
+    secret += [from_secret(name, FILES, secrets.file(loaded.file(path))) for name, path in engine.secrets.items()]
+    if KEY_VARIABLE in engine.secrets or KEY_VARIABLE in engine.environment:
+        return plain, tuple(secret)
     if backend.key_file is not None:
-        secret.append(from_secret("VLLM_API_KEY", FILES, secrets.file(backend.key_file)))
+        secret.append(from_secret(KEY_VARIABLE, FILES, secrets.file(backend.key_file)))
     elif backend.key_env is not None:
         secrets.variable(backend.key_env)
-        secret.append(from_secret("VLLM_API_KEY", VARIABLES, backend.key_env))
+        secret.append(from_secret(KEY_VARIABLE, VARIABLES, backend.key_env))
     return plain, tuple(secret)
-
-
-def _gpus(engine: Engine, written: Backend) -> int:
-    """How many GPUs the pod asks for."""
-    named = getattr(written, "gpus", None)
-    return len(named) if named is not None else 0
 
 
 def _tls(loaded: LoadedFleet, edge: Edge, secrets: Secrets) -> Tls | None:

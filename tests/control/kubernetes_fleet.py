@@ -16,6 +16,7 @@ SECRETS = {
     "secrets/redis.pw": "redis-hush",
     "secrets/gpu.key": "gpu-hush",
     "other/gpu.key": "other-hush",
+    "secrets/license": "license-hush",
     "variable": "token-hush",
 }
 FLEET: dict[str, Any] = {
@@ -30,7 +31,10 @@ FLEET: dict[str, Any] = {
         "state": {"redis": "redis://redis/3", "password_file": "secrets/redis.pw"},
         "timeouts": {"drain": "120s"},
     },
-    "hosts": {"here": {"local": True}},
+    "hosts": {
+        "here": {"local": True},
+        "box": {"docker": "ssh://ops@10.0.0.4", "address": "10.0.0.4", "gpus": 4, "volumes": ["/data/models:/models"]},
+    },
     "models": {
         "Org/Big.Model": {
             "aliases": ["big"],
@@ -51,6 +55,24 @@ FLEET: dict[str, Any] = {
         "command": {
             "engine": {"command": ["{python}", "-m", "server", "--port", "{port}", "--host", "{host}", "{name}"]},
             "backends": [{"host": "here", "port": 8103}],
+        },
+        "gpu": {
+            "source": "/models/llama-70b",
+            "engine": {
+                "image": "vllm/vllm-openai:v0.30.1",
+                "profile": "chat",
+                "tensor_parallel_size": 2,
+                "shm_size": "16GiB",
+                "memory": "64GiB",
+                "cpus": 8,
+                "secrets": {"LICENSE": "secrets/license"},
+            },
+            "backends": [{"host": "box", "port": 8000, "gpus": [0, 1]}],
+        },
+        "hub": {
+            "source": "org/tiny-model",
+            "engine": {"image": "vllm/vllm-openai:v0.30.1", "secrets": {"HF_TOKEN": "secrets/license"}},
+            "backends": [{"host": "box", "port": 8001, "gpus": [2]}],
         },
         "rented": {
             "backends": [

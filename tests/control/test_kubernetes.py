@@ -161,6 +161,25 @@ def test_an_engine_gets_its_arguments_time_and_memory(found: list[Document]) -> 
     assert service["clusterIP"] == "None" and service["publishNotReadyAddresses"] is True
 
 
+def test_an_engine_with_gpus(found: list[Document]) -> None:
+    pod = only(found, "Deployment", "engine-gpu-1")["spec"]["template"]["spec"]
+    (engine,) = pod["containers"]
+    assert engine["image"] == "vllm/vllm-openai:v0.30.1"
+    assert engine["resources"] == {"limits": {"nvidia.com/gpu": 2, "cpu": "8", "memory": "64Gi"}}
+    assert engine["command"][2] == "/models/llama-70b" and "--tensor-parallel-size" in engine["command"]
+    assert pod["volumes"][0]["emptyDir"] == {"sizeLimit": "16Gi", "medium": "Memory"}
+    reference = {"name": "signalbox-files", "key": "license"}
+    assert {"name": "LICENSE", "valueFrom": {"secretKeyRef": reference}} in engine["env"]
+
+
+def test_a_model_of_a_hub_needs_no_claim(found: list[Document]) -> None:
+    pod = only(found, "Deployment", "engine-hub-1")["spec"]["template"]["spec"]
+    (engine,) = pod["containers"]
+    assert engine["command"][2] == "org/tiny-model" and "models" not in {volume["name"] for volume in pod["volumes"]}
+    names = {entry["name"] for entry in engine["env"]}
+    assert "HF_TOKEN" in names and not {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"} & names
+
+
 def test_the_edge_follows_engines_by_name(found: list[Document]) -> None:
     fleet = json.loads(only(found, "ConfigMap", "signalbox-edge")["data"]["fleet.json"])
     engine = fleet["backends"]["Org-Big.Model-1"]
@@ -193,7 +212,7 @@ def test_the_edges_settings_are_those_of_a_pod(found: list[Document]) -> None:
 
 def test_only_edges_reach_engines_and_redis(found: list[Document]) -> None:
     fences = [document for document in found if document["kind"] == "NetworkPolicy"]
-    assert len(fences) == 4, "three engines and Redis"
+    assert len(fences) == 6, "five engines and Redis"
     for fence in fences:
         (rule,) = fence["spec"]["ingress"]
         (origin,) = rule["from"]
@@ -317,6 +336,7 @@ def test_the_script_makes_every_secret(tmp_path: Path) -> None:
         "signalbox-files/redis.pw": "redis-hush",
         "signalbox-files/gpu.key": "gpu-hush",
         "signalbox-files/2-gpu.key": "other-hush",
+        "signalbox-files/license": "license-hush",
         "signalbox-variables/HF_TOKEN": "token-hush",
         "signalbox-variables/SECOND_KEY": "second",
     }
