@@ -102,16 +102,17 @@ def plain_nginx(stand: Stand) -> Iterator[Tree]:
 
 
 @contextlib.contextmanager
-def signalbox(stand: Stand) -> Iterator[Tree]:
+def signalbox(stand: Stand, name: str = SIGNALBOX, state: str = "memory") -> Iterator[Tree]:
     """Signalbox with everything on: keys, limits and the queue, access log, metrics, probes, per-address limits.
 
-    All limits are so high that wrk passes.
+    All limits are so high that wrk passes. ``state``: where it counts, as edge.state says.
     """
-    room = stand.room(SIGNALBOX)
+    room = stand.room(name)
     port = free_port()
     fleet = write_template(
-        "fleet.yaml.j2", room / "fleet.yaml", port=port, admin=free_port(), model=MODEL, engines=stand.engines
-    )
+        "fleet.yaml.j2", room / "fleet.yaml", port=port, admin=free_port(), model=MODEL, engines=stand.engines,
+        state=state,
+    )  # fmt: skip
     write_template("keys.yaml.j2", room / "keys.yaml", hash=hash_of(KEY))
     site = open_site(load(fleet))
     with on_core(stand.cores.proxy):
@@ -120,7 +121,7 @@ def signalbox(stand: Stand) -> Iterator[Tree]:
         raise BenchError("The edge did not say its pid.", "Report this: it is a fault of `signalbox start`.")
     try:
         _await_ready(site)
-        yield Tree(SIGNALBOX, pid, port)
+        yield Tree(name, pid, port)
     finally:
         site.process.stop(quit=False)
 
