@@ -43,7 +43,7 @@ stop: ## end everything that `make run` started
 	@test -x .venv/bin/signalbox || exit 0; code=0; for fleet in $(STOP_FLEETS); do \
 	  .venv/bin/signalbox --fleet "$$fleet" down || code=$$?; done; exit $$code
 
-status: setup ## the edge and its backends
+status: setup ## the edge, its backends and their engines
 	@$(SIGNALBOX) status
 
 check: setup ## check fleet.yaml, and start the rendered edge on scratch ports for a moment

@@ -185,7 +185,7 @@ class Converge:
     def _failed(self, spec: EngineSpec, copy: LogCopy, how: Ending) -> EngineError:
         """What to tell of a start that failed: the reason, the log's decisive lines, the cure."""
         startup = copy.reader.startup
-        failure = startup.diagnosis(Situation(spec, how, startup.phase, startup.facts))
+        failure = startup.diagnosis(Situation(spec, how, startup.phase, startup.facts, self._host.gpu_memory))
         lines = "".join(f"\n  | {line}" for line in failure.lines)
         hint = f"{failure.cure}\n{self._see_logs()}".strip()
         return EngineError(f"The engine {self._id} did not start: {failure.sentence}{lines}", hint)

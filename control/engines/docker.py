@@ -49,6 +49,11 @@ class DockerHost:
         self._lock = threading.Lock()
         self._client: docker.DockerClient | None = None
 
+    @property
+    def gpu_memory(self) -> int | None:
+        """Memory of one of its GPUs in bytes, where fleet.yaml says it."""
+        return None if self._host.gpu_memory is None else int(self._host.gpu_memory)
+
     # Looking.
 
     def see(self, images: set[str], adopted: Mapping[str, Adopted] = MappingProxyType({})) -> Seen:

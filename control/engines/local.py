@@ -248,17 +248,16 @@ class Keeper:
         self._let_in()
         deaths = self._deaths
         deaths.add(ready_for)
-        self.status = replace(self.status, failure=failure)
         lines = "".join(f"\n  | {line}" for line in failure.lines)
         log.error("%s died (%d in a row): %s%s", self.status.id, deaths.count, failure.text(), lines)
         if failure.final or deaths.too_many:
             often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
-            self._set("failed", "given up", f"{often}{failure.text()}")
+            self._set("failed", "given up", f"{often}{failure.text()}", failure=failure)
             while not self._pause(3600):
                 pass
             deaths.count = 0
             return
-        self._set("failed", f"restarts in {deaths.pause:g} s", failure.text())
+        self._set("failed", f"restarts in {deaths.pause:g} s", failure.text(), failure=failure)
         if not self._pause(deaths.pause):
             self.status = replace(self.status, restarts=self.status.restarts + 1)
 
@@ -288,9 +287,15 @@ class Keeper:
         percent = f" ({fraction:.0%})" if fraction is not None else ""
         self._set("installing", title, f"{detail}{percent}")
 
-    def _set(self, state: State, phase: str, detail: str = "", pid: int | None = None) -> None:
+    def _set(
+        self, state: State, phase: str, detail: str = "", pid: int | None = None, failure: Diagnosis | None = None
+    ) -> None:
+        """``failure`` is kept by the states that follow, until the engine is ready or fails otherwise."""
         since = self.status.since if state == self.status.state else time.time()
-        self.status = replace(self.status, state=state, phase=phase, detail=detail, since=since, pid=pid)
+        failure = failure if state == "failed" else self.status.failure
+        self.status = replace(
+            self.status, state=state, phase=phase, detail=detail, since=since, pid=pid, failure=failure
+        )
 
 
 class Supervisor:

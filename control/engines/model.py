@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from control.engines.progress import Progress, lines, seconds_text, silent
 from control.errors import EngineError, InstallError
 from control.fleet.schema import PackagedModel
 from control.paths import StatePaths
+
+#: How a file begins that git has put in the place of a large one.
+_LFS_POINTER = b"version https://git-lfs"
 
 #: Free disk for one conversion: SmolLM2-135M takes 0.27 GB; larger models say so themselves when it does not fit.
 CONVERSION_DISK = 1_000_000_000
@@ -58,7 +62,30 @@ def require_folder(model: str, folder: Path) -> Path:
             f"The source of the model {model}, {folder}, has no config.json, so it is no Hugging Face model folder.",
             f"Name the folder that holds config.json and the weights in models.{model}.source.",
         )
+    _require_weights(model, folder)
     return folder
+
+
+def _require_weights(model: str, folder: Path) -> None:
+    """What a copy that was cut short or made without git-lfs lacks; vLLM would say so after it has started."""
+    again = "Copy the folder there again, with all its files (git-lfs pointers are not the files)."
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        named = set(index["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        named = set()
+    missing = sorted(str(name) for name in named if not (folder / str(name)).is_file())
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise EngineError(f"The model {model} lacks {', '.join(missing[:3])}{more} in {folder}.", again)
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as weights:
+                pointer = weights.read(len(_LFS_POINTER)) == _LFS_POINTER
+        except OSError as error:
+            raise EngineError(f"{file} of the model {model} cannot be read: {error.strerror}.", again) from error
+        if pointer:
+            raise EngineError(f"{file} is a git-lfs pointer, not the weights of the model {model}.", again)
 
 
 def _convert(model: PackagedModel, runtime: Path, out: Path, title: str, progress: Progress, lock: int) -> None:

@@ -60,10 +60,14 @@ class Watched:
     #: Why it is not started any more, until somebody starts it.
     left: str = ""
 
-    def says(self, state: State, phase: str, detail: str = "") -> None:
-        """Set the status; ``since`` is the moment at which the state changed."""
+    def says(self, state: State, phase: str, detail: str = "", failure: Diagnosis | None = None) -> None:
+        """Set the status; ``since`` is the moment at which the state changed.
+
+        ``failure`` is kept by the states that follow, until the engine is ready or fails otherwise.
+        """
         since = self.status.since if state == self.status.state else time.time()
-        self.status = replace(self.status, state=state, phase=phase, detail=detail, since=since)
+        failure = failure if state == "failed" else self.status.failure
+        self.status = replace(self.status, state=state, phase=phase, detail=detail, since=since, failure=failure)
 
 
 class Watcher:
@@ -203,16 +207,15 @@ class Watcher:
         deaths = one.deaths
         deaths.add(ready_for)
         one.ready_at = None
-        one.status = replace(one.status, failure=failure)
         lines = "".join(f"\n  | {line}" for line in failure.lines)
         log.error("%s died (%d in a row): %s%s", one.spec.id, deaths.count, failure.text(), lines)
         if failure.final or deaths.too_many:
             often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
             one.left = "given up"
-            one.says("failed", "given up", f"{often}{failure.text()}")
+            one.says("failed", "given up", f"{often}{failure.text()}", failure)
             return
         one.restart_at = time.monotonic() + deaths.pause
-        one.says("failed", f"restarts in {deaths.pause:g} s", failure.text())
+        one.says("failed", f"restarts in {deaths.pause:g} s", failure.text(), failure)
 
     def _restart(self, one: Watched, found: Found) -> None:
         one.restart_at = one.ended_at = None
@@ -236,7 +239,7 @@ class Watcher:
         text = b"".join(self._host.logs(found.id, tail=LOG_LINES)).decode(errors="replace")
         for line in text.splitlines():
             startup.feed(line)
-        return startup.diagnosis(Situation(one.spec, how, startup.phase, startup.facts))
+        return startup.diagnosis(Situation(one.spec, how, startup.phase, startup.facts, self._host.gpu_memory))
 
     def _locked(self, one: Watched, act: Callable[[], None]) -> None:
         """Do something unless a command is at work on this backend: then it is that command's business."""
