@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from control.engines.phases import Span, times
-from control.engines.prepare import local_engines
 from control.fleet.load import LoadedFleet
+from control.fleet.resolve import resolve_backends
 from control.page_client import snapshot
 
 
 def collect(loaded: LoadedFleet) -> list[dict[str, Any]] | None:
-    """The engines that are started here, with their ``id``; None when the control plane does not answer."""
-    ours = [engine.id for engine in local_engines(loaded)]
+    """The engines that we start, with their ``id``; None when the control plane does not answer."""
+    ours = any(backend.ours for backend in resolve_backends(loaded))
     content = snapshot(loaded) if ours else {"backends": []}
     if content is None:
         return None
-    rows = {row["id"]: row for row in content["backends"] if row.get("engine")}
-    return [{"id": identity, **rows[identity]["engine"]} for identity in ours if identity in rows]
+    return [{"id": row["id"], **row["engine"]} for row in content["backends"] if row.get("engine")]
 
 
 def lines(engines: list[dict[str, Any]] | None) -> list[str]:

@@ -250,7 +250,7 @@ class Keeper:
         deaths.add(ready_for)
         lines = "".join(f"\n  | {line}" for line in failure.lines)
         log.error("%s died (%d in a row): %s%s", self.status.id, deaths.count, failure.text(), lines)
-        if failure.final or deaths.too_many:
+        if (failure.final and not ready_for) or deaths.too_many:  # what was ready once can be so again
             often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
             self._set("failed", "given up", f"{often}{failure.text()}", failure=failure)
             while not self._pause(3600):

@@ -209,7 +209,7 @@ class Watcher:
         one.ready_at = None
         lines = "".join(f"\n  | {line}" for line in failure.lines)
         log.error("%s died (%d in a row): %s%s", one.spec.id, deaths.count, failure.text(), lines)
-        if failure.final or deaths.too_many:
+        if (failure.final and not ready_for) or deaths.too_many:  # what was ready once can be so again
             often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
             one.left = "given up"
             one.says("failed", "given up", f"{often}{failure.text()}", failure)
