@@ -18,13 +18,13 @@ from typing import Any
 from control import __version__
 from control.edge import apply, files
 from control.edge.logs import rotate
-from control.edge.site import state_paths
+from control.edge.site import client, state_paths
 from control.errors import SharingError, SignalboxError
 from control.fleet.load import LoadedFleet, load
 from control.fleet.shared_state import SharedState, shared_state
 from control.paths import StatePaths
 from control.serve import ROTATE_EVERY, catch_signals, daemon_pid, only_one
-from control.sharing import document
+from control.sharing import document, draining
 from control.sharing.document import Document
 from control.sharing.publish import keep, kept, key_of
 from control.sharing.redis import connected
@@ -97,6 +97,7 @@ class Follower:
             except queue.Empty:
                 self._look()
                 self._keep_up()
+                self._drain()
                 continue
             if number == signal.SIGHUP:
                 self._read_again()
@@ -191,6 +192,27 @@ class Follower:
             self._rotate_at = time.monotonic() + ROTATE_EVERY
             self._rotate()
 
+    def _drain(self) -> None:
+        """Tell the control plane what runs here, and keep requests from the engines that it is about to end."""
+        site = self._site
+        state = shared_state(site.loaded.fleet, site.loaded.folder)
+        if state is None or "redis" in self._said or site.process.pid() is None:
+            return
+        try:
+            edge = client(site.paths)
+            try:
+                seen = edge.state()
+                held = draining.tell(state, str(seen["state"]["edge"]), draining.word_of(seen))
+                for row in seen["backends"]:
+                    if row["id"] in held:
+                        edge.hold(row["id"])
+                    elif "control" in row["drained_by"]:
+                        edge.release(row["id"])
+            finally:
+                edge.close()
+        except (SignalboxError, OSError, KeyError) as error:
+            log.debug("What runs here was not told: %s", error)
+
     def _rotate(self) -> None:
         settings, paths = self._site.loaded.fleet.edge.log, self._site.paths
         try:
@@ -225,10 +247,11 @@ class Follower:
         before = self._said.get(subject, "")
         if text == before:
             return
-        self._said[subject] = text
         if text:
+            self._said[subject] = text
             log.warning("%s", text)
         else:
+            del self._said[subject]
             log.info("Over: %s", before)
 
 

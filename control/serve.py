@@ -28,7 +28,6 @@ from waitress.server import create_server  # type: ignore[import-untyped]  # it 
 
 from control.edge import calls
 from control.edge.admin import AdminClient, read_token
-from control.edge.gate import EdgeGate
 from control.edge.logs import rotate
 from control.edge.ports import holder
 from control.edge.process import EdgeProcess, running
@@ -42,6 +41,7 @@ from control.fleet.load import LoadedFleet, load
 from control.fleet.resolve import resolve_backends
 from control.host import pid_namespace, read_host
 from control.paths import StatePaths
+from control.sharing.draining import SharedGate
 from control.sharing.repeat import Repeater
 from control.web.app import WebSettings, create_app
 from control.web.poller import EdgeAbsent, FleetView
@@ -246,7 +246,7 @@ class Daemon:
     ) -> None:
         self._loaded = loaded
         self._paths = paths
-        self._supervisor = Supervisor(loaded, paths, gate=EdgeGate(paths))
+        self._supervisor = Supervisor(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._repeater = Repeater(lambda: self._loaded, paths)
         self._reconciler = Reconciler(loaded, paths)
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)

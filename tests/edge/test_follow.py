@@ -16,12 +16,14 @@ import yaml
 
 from control.paths import REPOSITORY
 from control.sharing import document
+from control.sharing.draining import SharedGate
 from control.sharing.publish import publish, repeat
 from tests.support.client import chat
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.follower import Follower
 from tests.support.net import wait_until
+from tests.support.queueing import hold
 from tests.support.redis import Redis, needs_redis
 
 pytestmark = [pytest.mark.slow, needs_redis]
@@ -220,3 +222,29 @@ def test_nobody_is_let_in_without_a_key_by_mistake(redis: Redis, engine: Scripte
             assert second.daemon is not None
             second.daemon.send_signal(signal.SIGHUP)
             second.until_taken()
+
+
+def test_an_engine_is_empty_only_when_every_edge_is_done_with_it(redis: Redis, engine: ScriptedEngine) -> None:
+    content = fleet(redis, engine)
+    address = engine.url.removeprefix("http://")
+    with both(redis, content) as (first, second):
+        gate = SharedGate(first.paths, lambda: first.site.loaded)
+        stream = hold(second)
+        wait_until("the other's stream to be counted", lambda: gate.running(address) == (1, ["alpha-1"]), 5)
+        assert gate.hold("alpha-1")
+        # Until the other has heard of it, it may send more there.
+        wait_until("the other edge to drain", lambda: second.backends()["alpha-1"]["drained_by"] == ["control"], 5)
+        assert second.chat(chat("alpha", tokens=1)).status_code == 503
+        wait_until("its stream alone to count", lambda: gate.running(address) == (1, ["alpha-1"]), 5)
+        stream.close()
+        wait_until("nothing to run there", lambda: gate.running(address) == (0, ["alpha-1"]), 5)
+        gate.release("alpha-1")
+        second.until_ready()
+        # An engine that leaves: not before the other's fleet is without it.
+        with ScriptedEngine("alpha") as another:
+            content["models"]["alpha"]["backends"] = [{"id": "alpha-2", "url": another.url}]
+            first.write(content)
+            first.reload()
+            wait_until("the other edge's word", lambda: gate.running(address) == (1, []), 5)
+            told(first)
+            wait_until("the other edge to follow", lambda: gate.running(address) == (0, []), 5)
