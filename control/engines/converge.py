@@ -20,7 +20,7 @@ from control.engines.drain import Drain, Gate, sequences
 from control.engines.health import listens
 from control.engines.log_copy import LogCopy
 from control.engines.ownership import adopted, disown, working_on
-from control.engines.plan import Found, Step
+from control.engines.plan import EVERYWHERE, Found, Step
 from control.engines.watch import Kept, Watch
 from control.errors import EngineError
 from control.paths import StatePaths
@@ -221,8 +221,7 @@ class Converge:
 
     def _drained(self, found: Found, purpose: str) -> Drain:
         """Wait until nothing runs there any more. The edge lets nothing in until ``release``. Raises Cancelled."""
-        address, port = found.listen or ("", 0)
-        drain = Drain(self._tools.gate, self._id, Listener(address, port), purpose, alive=lambda _: found.alive)
+        drain = Drain(self._tools.gate, self._id, self._listener(found), purpose, alive=lambda _: found.alive)
         spec = self._step.spec
         seconds = int(spec.engine.engine.drain_timeout) / 1000 if spec is not None else 600.0
 
@@ -242,9 +241,17 @@ class Converge:
             return
         self._say("stopping", "stopping")
         seconds = self._grace(self._step.spec)
-        if found.listen is not None and not listens(*found.listen):
+        place = self._listener(found)
+        if not listens(place.host, place.port):
             seconds = min(seconds, STARTING_SECONDS)
         self._host.stop(found.id, seconds)
+
+    def _listener(self, found: Found) -> Listener:
+        """Where the edge reaches it; an adopted one may be open on all addresses of its host."""
+        host, port = found.listen or ("", 0)
+        if host in EVERYWHERE and self._step.spec is not None:
+            host = self._step.spec.engine.host
+        return Listener(host, port)
 
     def _grace(self, spec: ContainerSpec | None) -> float:
         return int(spec.engine.engine.stop_timeout) / 1000 if spec is not None else 30.0

@@ -11,6 +11,8 @@ from control.engines.containers import ContainerSpec
 Do = Literal["keep", "wait", "start", "replace", "stop", "conflict"]
 #: States in which a container has processes.
 ALIVE = ("running", "paused", "restarting")
+#: A port that is open on all addresses of its host.
+EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,7 @@ def _conflict(spec: ContainerSpec, there: Seen) -> str:
 
 
 def _same_port(spec: ContainerSpec, address: str, port: int) -> bool:
-    everywhere = ("", "0.0.0.0", "::")
-    return port == spec.engine.port and (address == spec.engine.host or address in everywhere)
+    return port == spec.engine.port and (address == spec.engine.host or address in EVERYWHERE)
 
 
 def _changes(spec: ContainerSpec, others: Sequence[Found]) -> tuple[str, ...]:

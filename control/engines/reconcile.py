@@ -57,8 +57,8 @@ class Watched:
     #: When it shall be started again, and when it was seen to have ended.
     restart_at: float | None = None
     ended_at: float | None = None
-    #: Why it is not started any more, until somebody starts it.
-    left: str = ""
+    #: It is not started any more until somebody does: what to say of it.
+    left: tuple[State, str, str, Diagnosis | None] | None = None
 
     def says(self, state: State, phase: str, detail: str = "", failure: Diagnosis | None = None) -> None:
         """Set the status; ``since`` is the moment at which the state changed.
@@ -68,6 +68,11 @@ class Watched:
         since = self.status.since if state == self.status.state else time.time()
         failure = failure if state == "failed" else self.status.failure
         self.status = replace(self.status, state=state, phase=phase, detail=detail, since=since, failure=failure)
+
+    def leave(self, state: State, phase: str, detail: str, failure: Diagnosis | None = None) -> None:
+        """Do nothing more about it until somebody starts it."""
+        self.left = (state, phase, detail, failure)
+        self.says(*self.left)
 
 
 class Watcher:
@@ -131,7 +136,7 @@ class Watcher:
     def _judge(self, one: Watched, found: Found | None) -> None:
         if found is None:
             one.says("stopped", "no container", f"signalbox up {one.spec.id}")
-            one.container, one.left = "", ""
+            one.container, one.left = "", None
         elif found.state == "paused":
             one.says("stopped", "paused", f"docker unpause {found.name}")
         elif found.alive:
@@ -146,9 +151,11 @@ class Watcher:
         if (found.id, found.started) != (one.container, one.started):
             if one.left:  # somebody has started it: it gets all its tries again
                 one.deaths.count = 0
-            one.container, one.started, one.ready_at, one.left = found.id, found.started, None, ""
+            one.container, one.started, one.ready_at, one.left = found.id, found.started, None, None
             one.restart_at, one.ended_at, one.alive_since = None, None, time.monotonic()
         if one.ready_at is not None:
+            if one.status.state != "ready":  # its host was away for a while
+                one.says("ready", "serving", summary(one.status.facts or Facts()))
             return
         waiting = unready(one.spec)
         if not waiting:
@@ -162,7 +169,6 @@ class Watcher:
             self._locked(one, lambda: self._give_up_start(one, found, waiting, limit))
 
     def _give_up_start(self, one: Watched, found: Found, waiting: str, limit: float) -> None:
-        self._kills.ours(found.id)
         self._host.stop(found.id, 3)
         self._died(one, self._diagnose(one, found, Ending(overdue=f"was not ready after {limit:g} s: {waiting}")))
 
@@ -181,23 +187,23 @@ class Watcher:
         """It does not run: by whose will, and what then?"""
         now = time.monotonic()
         if (found.id, found.started) != (one.container, one.started):
-            one.container, one.started, one.left = found.id, found.started, ""
+            one.container, one.started, one.left = found.id, found.started, None
             one.restart_at, one.ended_at = None, None
         if one.left:
+            one.says(*one.left)
             return
-        if one.ended_at is None:
+        if one.ended_at is None and one.restart_at is None:
             one.ended_at = now
             one.says("stopped", "ended", ending(found))
         if one.restart_at is None:
-            if now - one.ended_at >= SETTLE and not self._kills.unsure:
+            if one.ended_at is not None and now - one.ended_at >= SETTLE and not self._kills.unsure:
                 self._locked(one, lambda: self._decide(one, found))
         elif now >= one.restart_at:
             self._locked(one, lambda: self._restart(one, found))
 
     def _decide(self, one: Watched, found: Found) -> None:
         if self._kills.by_hand(found, one.spec.id, self._paths):
-            one.left = "by hand"
-            one.says("stopped", "stopped by hand", f"signalbox up {one.spec.id} starts it again")
+            one.leave("stopped", "stopped by hand", f"signalbox up {one.spec.id} starts it again")
             log.info("%s: somebody has stopped its container; it stays so until `signalbox up`.", one.spec.id)
             return
         self._died(one, self._diagnose(one, found, how_ended(found)))
@@ -211,8 +217,7 @@ class Watcher:
         log.error("%s died (%d in a row): %s%s", one.spec.id, deaths.count, failure.text(), lines)
         if (failure.final and not ready_for) or deaths.too_many:  # what was ready once can be so again
             often = f"died {deaths.count} times in a row: " if deaths.count > 1 else ""
-            one.left = "given up"
-            one.says("failed", "given up", f"{often}{failure.text()}", failure)
+            one.leave("failed", "given up", f"{often}{failure.text()}", failure)
             return
         one.restart_at = time.monotonic() + deaths.pause
         one.says("failed", f"restarts in {deaths.pause:g} s", failure.text(), failure)
@@ -229,7 +234,6 @@ class Watcher:
             if failure.kind == "unknown":
                 failure = Diagnosis("unknown", error.message, error.hint)
             self._died(one, failure)
-            one.ended_at = time.monotonic()
             return
         one.says("starting", "starting")
 

@@ -45,7 +45,7 @@ class Rollout:
         self._work = [(step, Converge(step, hosts[step.host], tools, anew)) for step in steps if not step.settled]
         self._locks: dict[str, threading.Lock] = {}
         for step, _ in self._work:
-            for name in _claims(step):
+            for name in claims(step):
                 self._locks.setdefault(name, threading.Lock())
         self._failed: set[str] = set()
         #: What went wrong, by backend.
@@ -92,7 +92,7 @@ class Rollout:
     def _claimed(self, step: Step) -> Iterator[None]:
         """Hold what this step needs alone: the model's turn, and its GPUs. Always in one order, so nobody blocks."""
         with contextlib.ExitStack() as held:
-            for name in _claims(step):
+            for name in claims(step):
                 lock = self._locks[name]
                 while not lock.acquire(timeout=POLL):
                     self._go_on(step)
@@ -158,7 +158,7 @@ class Rollout:
             return {}
 
 
-def _claims(step: Step) -> list[str]:
+def claims(step: Step) -> list[str]:
     """What nobody else may use meanwhile, in a fixed order."""
     claims = [f"1 model {step.model}"] if step.do in ("replace", "wait") else []
     if step.spec is not None:

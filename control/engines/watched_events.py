@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _ENDING = {"2", "3", "9", "15"}
 #: Seconds to read what happened before we listened.
 REPLAY = 1.0
+#: Seconds without events after which containers are judged without them.
+DEAF = 30.0
 #: A stop that was seen so shortly before the connection ended was the Docker Engine's own end.
 OWN_END = 20.0
 
@@ -35,9 +37,9 @@ class Kills:
         self._lock = threading.Lock()
         #: Container → the host's time of a signal that ends it.
         self._killed: dict[str, float] = {}
-        self._ours: set[str] = set()
         self._since: float | None = None
         self._listening_from = 0.0
+        self._deaf_from = time.monotonic()
         self._closing = threading.Event()
         self._ready = threading.Event()
         self._stream: CancellableStream[dict[str, Any]] | None = None
@@ -66,12 +68,9 @@ class Kills:
     @property
     def unsure(self) -> bool:
         """Whether it is too early to say who ended a container."""
-        return not self._listening_from or time.monotonic() - self._listening_from < REPLAY
-
-    def ours(self, container: str) -> None:
-        """We are about to stop this one ourselves."""
-        with self._lock:
-            self._ours.add(container)
+        if self._listening_from:
+            return time.monotonic() - self._listening_from < REPLAY
+        return time.monotonic() - self._deaf_from < DEAF
 
     def by_hand(self, found: Found, backend: str, paths: StatePaths) -> bool:
         """Whether somebody stopped this container through Docker since it was started; remembered on disk."""
@@ -81,9 +80,6 @@ class Kills:
             if json.loads(mark.read_text()) == this:
                 return True
         with self._lock:
-            if found.id in self._ours:
-                self._ours.discard(found.id)
-                return False
             stopped = self._killed.get(found.id, 0.0) >= found.started
         if stopped:
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -115,16 +111,14 @@ class Kills:
         with self._lock:
             if event.get("Action") == "kill" and str(attributes.get("signal")) in _ENDING:
                 self._killed[container] = seconds
-            elif event.get("Action") == "start":
+            elif event.get("Action") == "start" or event.get("Action") == "destroy":
                 self._killed.pop(container, None)
-            elif event.get("Action") == "destroy":
-                self._killed.pop(container, None)
-                self._ours.discard(container)
         self._wake()
 
     def _forget_own_end(self) -> None:
         """The connection ended: the last stops were the Docker Engine's own, when it was told to end."""
-        self._listening_from = 0.0
+        if self._listening_from:
+            self._listening_from, self._deaf_from = 0.0, time.monotonic()
         if self._since is None:
             return
         self._since -= OWN_END  # a Docker Engine that did not end tells them again

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.raw import RawClient
 
 pytestmark = pytest.mark.slow  # a Docker Engine of its own: not for make test-fast
 
-SLOW = ["sh", "-c", 'sleep 4; exec "$@"', "sh"]
+SLOW = ["sh", "-c", 'sleep 2; exec "$@"', "sh"]
 
 
 def stream(place: Place, tokens: int) -> RawClient:
@@ -125,19 +125,25 @@ def test_a_failed_replacement_goes_back_and_the_next_backend_is_left_alone(place
     assert "2 of 2 containers stay as they are" in place.call("up")
 
 
-def test_up_goes_on_after_it_was_killed(place: Place) -> None:
+def test_up_goes_on_after_ctrl_c_and_after_it_was_killed(place: Place) -> None:
     place.call("up")
     place.engine["command"] = [*SLOW, *place.engine["command"]]
     place.write()
-    killed = place.start("up")
+    interrupted = place.start("up")
     wait_until("the first to be replaced", lambda: "signalbox-m-1.2" in place.names(), 20)
     wait_until("its old one to be stopped", lambda: any(not row["State"]["Running"] for row in place.containers()), 20)
-    time.sleep(1)
-    killed.kill()
-    killed.communicate()
+    interrupted.send_signal(signal.SIGINT)
+    output, _ = interrupted.communicate(timeout=20)
+    assert interrupted.returncode == 1 and "Interrupted." in output and "goes on where it was" in output
     assert len(place.containers()) == 3 and place.ask() == 200
-    output = place.call("up")
+
+    killed = place.start("up")
+    wait_until("the second to be replaced", lambda: "signalbox-m-2.2" in place.names(), 30)
+    killed.kill()
+    output, _ = killed.communicate()
     assert "finish   m-1 on box: its replacement was interrupted" in output and "replace  m-2" in output
+    assert place.ask() == 200
+    place.call("up")
     assert place.names() == ["signalbox-m-1", "signalbox-m-2"]
     assert all(row["Config"]["Entrypoint"] == ["sh"] and row["State"]["Running"] for row in place.containers())
 
@@ -199,7 +205,7 @@ def test_a_container_of_somebody_else_is_adopted(place: Place) -> None:
     words = [word.format(host="0.0.0.0", port=port, name="m") for word in place.engine["command"]]
     with place.dockerd.client() as client:
         mounts = {entry.split(":")[0]: {"bind": entry.split(":")[1], "mode": "ro"} for entry in volumes()}
-        options = {"volumes": mounts, "detach": True, "ports": {f"{port}/tcp": ("127.0.0.1", port)}, "ipc_mode": "host"}
+        options = {"volumes": mounts, "detach": True, "ports": {f"{port}/tcp": port}, "ipc_mode": "host"}
         options |= {"name": "by-hand", "entrypoint": words[0]}
         theirs = client.containers.run(IMAGE, command=[*words[1:], "--delay-ms", "1"], **options)
         assert "--delay-ms: 1 → none" in place.call("adopt", "m-1", code=1)

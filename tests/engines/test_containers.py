@@ -15,6 +15,7 @@ from control.engines.adoption import unlike
 from control.engines.containers import ContainerSpec, container_specs, device_requests
 from control.engines.plan import Foreign, Found, Seen, Step, differences, plan
 from control.engines.policy import Deaths, Policy
+from control.engines.rollout import claims
 from control.errors import EngineError
 from tests.support.fleet_yaml import fleet_of
 
@@ -302,3 +303,14 @@ def test_pauses_grow_and_end() -> None:
         deaths.add(ready_for)
         told.append((deaths.count, deaths.pause, deaths.too_many))
     assert told == [(1, 1, False), (2, 5, False), (1, 1, False), (2, 5, False), (3, 5, False), (4, 5, True)]
+
+
+def test_engines_that_share_a_gpu_and_backends_that_are_replaced_take_turns(tmp_path: Path) -> None:
+    first, second, _ = specs(tmp_path)
+    old = specs(tmp_path, max_num_seqs=4)
+    share = replace(second, gpus=(0,))
+    starts = plan([first, share], {"a": Seen()})
+    assert [claims(step) for step in starts] == [["2 gpu a 0"], ["2 gpu a 0"]]
+    assert claims(plan([second], {"a": Seen()})[0]) == ["2 gpu a 1"]
+    replaced = plan([first, second], {"a": Seen((found(old[0]), found(old[1])))})
+    assert [claims(step) for step in replaced] == [["1 model m", "2 gpu a 0"], ["1 model m", "2 gpu a 1"]]

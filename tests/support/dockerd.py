@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -15,21 +16,38 @@ from typing import Any
 
 import docker
 import psutil
+import trustme
 
-from tests.support.net import REPOSITORY, wait_until
+from tests.support.net import REPOSITORY, free_port, wait_until
 
 #: What an image must have of the machine's /etc: where libraries are, who is who.
 ETC = ("ld.so.cache", "passwd", "group", "nsswitch.conf")
 
 
 class Dockerd:
-    """``with Dockerd() as engine``: at ``engine.url`` until the block ends. It leaves the machine's firewall alone."""
+    """``with Dockerd() as engine``: at ``engine.url`` until the block ends.
+
+    It has a bridge of its own and leaves the machine's firewall alone: another Docker Engine here is not disturbed.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
         self.url = f"unix://{self.folder}/docker.sock"
+        self.bridge = f"sb{os.getpid()}"
+        #: The same engine over TLS; ``ca.pem``, ``client.pem`` and ``client.key`` in the folder get in.
+        self.tls_url = f"tcp://127.0.0.1:{free_port()}"
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(self.folder / "ca.pem"))
+        for name, identity in (("server", "127.0.0.1"), ("client", "client.example.com")):
+            certificate = authority.issue_cert(identity)
+            certificate.private_key_pem.write_to_path(str(self.folder / f"{name}.key"))
+            certificate.cert_chain_pems[0].write_to_path(str(self.folder / f"{name}.pem"))
 
     def __enter__(self) -> Dockerd:
+        network = f"10.{random.randrange(200, 250)}.{random.randrange(256)}.1/24"
+        for words in (f"link add {self.bridge} type bridge", f"addr add {network} dev {self.bridge}",
+                      f"link set {self.bridge} up"):  # fmt: skip
+            subprocess.run(["ip", *words.split()], check=True)
         self.start()
         return self
 
@@ -38,6 +56,7 @@ class Dockerd:
             for container in client.containers.list(all=True):
                 container.remove(force=True)
         self.stop()
+        subprocess.run(["ip", "link", "del", self.bridge], check=False)
         subprocess.run(["umount", "-q", "-R", str(self.folder / "data")], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -54,20 +73,12 @@ class Dockerd:
         program = shutil.which("dockerd")
         assert program and os.geteuid() == 0, "these tests need dockerd (make setup-test installs it) and root"
         here = self.folder
-        command = [
-            "setsid",
-            "--fork",
-            program,
-            "--data-root",
-            here / "data",
-            "--exec-root",
-            here / "exec",
-            "-H",
-            self.url,
-        ]
-        command += ["--pidfile", here / "pid", "--iptables=false", "--log-level", "warn"]
+        command = f"setsid --fork {program} --data-root {here}/data --exec-root {here}/exec --pidfile {here}/pid"
+        command += f" -H {self.url} --bridge {self.bridge} --iptables=false --log-level warn"
+        command += f" -H {self.tls_url} --tlsverify --tlscacert {here}/ca.pem --tlscert {here}/server.pem"
+        command += f" --tlskey {here}/server.key"
         with (here / "log").open("ab") as log:
-            subprocess.run([str(word) for word in command], stdout=log, stderr=log, check=True)
+            subprocess.run(command.split(), stdout=log, stderr=log, check=True)
 
         def answers() -> bool:
             try:
