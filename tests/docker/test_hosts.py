@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trustme
@@ -51,7 +51,7 @@ def test_another_authority_is_not_believed(dockerd: Dockerd, place: Place, tmp_p
 class Registry(http.server.BaseHTTPRequestHandler):
     """Answers with what ``answers`` has for the path, else 404."""
 
-    answers: dict[str, tuple[int, str, bytes]] = {}
+    answers: ClassVar[dict[str, tuple[int, str, bytes]]] = {}
 
     def do_GET(self) -> None:
         status, kind, body = self.answers.get(self.path, (404, "application/json", b'{"errors": []}'))
@@ -92,19 +92,22 @@ def test_a_registrys_errors_are_told_with_a_cure(dockerd: Dockerd, registry: str
     }
     fleet = {"hosts": {"box": {"docker": dockerd.url}}, "models": {"m": {"backends": [{"url": "http://10.0.0.1:1"}]}}}
     host = DockerHost("box", fleet_of(tmp_path, fleet), "f")
+    told: list[str] = []
+
+    def tell(title: str, detail: str = "", fraction: float | None = None) -> None:
+        told.append(title)
+
     for tag, words, cure in (
         ("none", "manifest unknown", "Is the name right, with its tag?"),
         ("web", "invalid character '<'", "registry-mirrors"),
         ("half", "", ""),
     ):
-        told: list[str] = []
         with pytest.raises(EngineError) as caught:
-            host.need_image(f"{registry}/vllm:{tag}", lambda title, *rest: told.append(title))
+            host.need_image(f"{registry}/vllm:{tag}", tell)
         assert f"box cannot pull {registry}/vllm:{tag}: " in caught.value.message and words in caught.value.message
-        assert cure in caught.value.hint and told[0] == f"Pulling {registry}/vllm:{tag} on box"
+        assert cure in caught.value.hint and told[-1] == f"Pulling {registry}/vllm:{tag} on box"
     with dockerd.client() as client:
         client.images.get(IMAGE).tag(f"{registry}/vllm", "web")
-    told = []
-    assert host.need_image(f"{registry}/vllm:web", lambda title, *rest: told.append(title), pull=True)
+    assert host.need_image(f"{registry}/vllm:web", tell, pull=True)
     assert told[-1] == f"Using the image {registry}/vllm:web that box has"
     host.close()
