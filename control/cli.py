@@ -247,6 +247,23 @@ def down(settings: Settings, names: tuple[str, ...], now: bool) -> None:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Look at this machine and at every engine; say for each finding what to run next. Exit code 1 for problems."""
+    from control.doctor import look
+    from control.fleet.load import load
+
+    found = look.look(load(ctx.obj.fleet))
+    if as_json:
+        click.echo(look.as_json(found))
+    else:
+        look.show(found)
+    if any(finding.level == "problem" for finding in found):
+        ctx.exit(1)
+
+
+@main.command()
 @click.pass_obj
 def serve(settings: Settings) -> None:
     """Run the control plane in the foreground: the page, the engines of this machine, log rotation."""
