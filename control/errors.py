@@ -78,3 +78,7 @@ class ControlError(SignalboxError):
 
 class SharingError(SignalboxError):
     """The fleet could not be given to other machines, or taken from them, through Redis."""
+
+
+class TuningError(SignalboxError):
+    """The memory of a model cannot be calculated: no config.json, or one of an unknown kind."""

@@ -1,0 +1,1 @@
+"""What the settings of an engine will do, before it is started (docs/tuning.md)."""
