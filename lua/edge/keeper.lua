@@ -2,6 +2,7 @@
 -- leases; while Redis is silent it looks more often. One worker listens for other edges that are short.
 -- A draining worker does its part as long as it has requests: they still hold slots.
 
+local fleet = require "edge.fleet"
 local leases = require "edge.leases"
 local lending = require "edge.lending"
 local live = require "edge.live"
@@ -12,6 +13,7 @@ local every = ngx.timer.every
 local exiting = ngx.worker.exiting
 local log = ngx.log
 local now = ngx.now
+local pairs = pairs
 local sleep = ngx.sleep
 local timer_at = ngx.timer.at
 local worker_pid = ngx.worker.pid
@@ -32,11 +34,21 @@ local ON_OWN = "redis/on own"
 local _M = {}
 
 
+-- Count ids of the fleet's backends, as a set.
+local function backends()
+    local ids = {}
+    for _, backend in pairs(fleet.current().backends) do
+        ids[backend.count_id] = true
+    end
+    return ids
+end
+
+
 local function speak()
     local down = redis.down_since()
     local ok, anew = shared_state.beat()
     if ok then
-        ok = lending.refresh(anew or dict:get(ON_OWN))
+        ok = lending.refresh(anew or dict:get(ON_OWN), backends())
     end
     if ok and down then
         dict:delete(ON_OWN)

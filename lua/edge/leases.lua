@@ -2,8 +2,8 @@
 -- request waits for Redis while there is some left of what this edge was lent. All that is lent to an edge
 -- that is gone comes back when it has not been heard of for shared_state.TTL.
 
+local lease_table = require "edge.lease_table"
 local lending = require "edge.lending"
-local lines = require "edge.lines"
 local order = require "edge.order"
 local redis = require "edge.redis"
 local rules = require "edge.rules"
@@ -36,7 +36,15 @@ local _M = {}
 -- id -> {counted, weight, like, until}: what this worker needs more of.
 local needs_cache = {}
 local asking = false
+-- lines.lua's, which needs us.
+local announce
 local turn_cache = 0
+
+
+-- Who hears that something was lent: called with the model.
+function _M.when_lent(callback)
+    announce = callback
+end
 
 
 -- Asks for what this worker needs. Returns whether anything is still missing.
@@ -64,7 +72,7 @@ local function ask()
             needs_cache[item.id] = nil
         end
         if item.model and (item.lent and item.lent > 0 or item.need == 0) then
-            lines.announce(item.model)
+            announce(item.model)
         end
     end
     return next(needs_cache) ~= nil
@@ -86,6 +94,7 @@ function _M.need(counted, weight, like)
     local id = counted.count_id
     local need = needs_cache[id]
     if not need then
+        lending.register(counted)
         need = { counted = counted, weight = 0, like = 0, until_ = 0 }
         needs_cache[id] = need
     end
@@ -102,12 +111,18 @@ function _M.need(counted, weight, like)
 end
 
 
+-- "state" when the fleet says that what cannot be asked of Redis is refused.
+function _M.without()
+    return redis.options().on_error == "refuse" and "state"
+end
+
+
 -- Asks for slots of backends that could take a request: some at a time, so that a large fleet is not
 -- asked for all at once. Does not wait. "state" when nobody can be asked and the fleet says that such
 -- requests are refused.
 function _M.borrow(state)
     if not redis.usable() then
-        return redis.options().on_error == "refuse" and state.model.bounded and "state"
+        return state.model.bounded and _M.without()
     end
     local scope = rules.scope(state.model, state.rule)
     local ready, n = scope and scope.ready, scope and scope.ready_count or 0
@@ -126,20 +141,23 @@ function _M.borrow(state)
 end
 
 
--- Like slots.take, for what is refused when it is not there at once: asks Redis before it says no.
+-- Like slots.take, for what is refused when it is not there at once: asks Redis before it says no. Besides
+-- false: whether Redis has said so.
 function _M.take(counted, weight)
     if not counted.lease_key then
         lending.register(counted)
     end
-    local tries, over = 0, now() + PATIENCE
+    local tries, over, full = 0, now() + PATIENCE, false
     while not slots.take(counted, weight) do
         tries = tries + 1
+        lending.register(counted)
         if tries > #WAITS or now() > over or not redis.usable() or not lending.lock() then
-            return false
+            return false, full
         end
         local item = { id = counted.count_id, need = lending.missing(counted.count_id, weight), like = 0 }
         lending.exchange({ item })
         lending.unlock()
+        full = (item.lent or -1) >= 0
         if item.lent == -1 then
             tries = 0
         end
@@ -158,7 +176,7 @@ function _M.give_back(key)
         return
     end
     local id = key:sub(#start + 1)
-    local model = lending.model_of(id)
+    local model = lease_table.model_of(id)
     if model then
         order.press(model)
     end

@@ -3,6 +3,7 @@
 -- slots.lua counts against it. It is changed by one worker at a time (`lock`), and first where it does
 -- no harm: lowered here before Redis hears of it, raised here after Redis has.
 
+local lease_table = require "edge.lease_table"
 local redis = require "edge.redis"
 local scripts = require "edge.lease_scripts"
 local shared_state = require "edge.shared_state"
@@ -12,7 +13,6 @@ local find = string.find
 local floor = math.floor
 local ipairs = ipairs
 local log = ngx.log
-local ERR = ngx.ERR
 local WARN = ngx.WARN
 local max = math.max
 local min = math.min
@@ -23,10 +23,6 @@ local worker_pid = ngx.worker.pid
 local dict = ngx.shared.edge_slots
 
 local LOCK = "lease lock"
--- Of everything that is lent, the number, and each by its number: ids; `bound:ID` is its limit.
-local COUNT, AT = "leases", "leases/"
--- Beyond this many different ones an edge counts the rest by itself.
-local MOST = 50000
 -- In one call of Redis.
 local CHUNK = 100
 -- Of a limit one in so many is kept free where nobody is short, so that requests need not ask.
@@ -60,12 +56,6 @@ local function unlock()
 end
 
 
--- The model of a backend that is lent; nil for other things.
-function _M.model_of(id)
-    return dict:get("model:" .. id)
-end
-
-
 -- What this edge would like to have of a limit where nobody is short: its share of it, or some more than
 -- what is in flight.
 local function liked(id, limit)
@@ -87,30 +77,10 @@ function _M.missing(id, weight)
 end
 
 
--- Makes `counted` (see slots.lua) one that is lent.
+-- Makes `counted` (see slots.lua) one that is lent. While Redis is silent: with this edge's share, as of the
+-- others (on_own).
 function _M.register(counted)
-    local id, limit = counted.count_id, counted.limit
-    local key = "lease:" .. id
-    if dict:get("bound:" .. id) ~= limit then
-        local ok, err = dict:safe_set("bound:" .. id, limit)
-        if not ok then
-            log(ERR, "edge: leases: could not store ", id, ": ", err)
-            return
-        end
-    end
-    -- One that comes while Redis is silent: this edge's share, as of the others (on_own).
-    if dict:safe_add(key, redis.usable() and 0 or share_of(limit)) then
-        local number = dict:incr(COUNT, 1, 0)
-        if counted.model then
-            dict:safe_set("model:" .. id, counted.model)
-        end
-        if number > MOST or not dict:safe_set(AT .. number, id) then
-            log(ERR, "edge: leases: too many limits; this edge counts ", id, " by itself")
-            dict:delete(key)
-            return
-        end
-    end
-    counted.lease_key = key
+    lease_table.register(counted, redis.usable() and 0 or share_of(counted.limit))
 end
 
 
@@ -178,33 +148,42 @@ local function exchange_all(list)
 end
 
 
--- Once a second, by one worker: gives back what is too much, asks for what is liked.
-local function balance()
-    local list, all = {}, now() - reminded > REMIND
-    for number = 1, min(dict:get(COUNT) or 0, MOST) do
-        local id = dict:get(AT .. number)
-        local limit = id and dict:get("bound:" .. id)
-        if limit then
-            local wanted = liked(id, limit)
+-- Once a second, by one worker: gives back what is too much, asks for what is liked. What nobody here will
+-- use again is given back whole, and then forgotten. `backends`: count ids of the fleet, as a set.
+local function balance(backends)
+    local list, over, all = {}, {}, now() - reminded > REMIND
+    for number = 1, lease_table.last() do
+        local id, limit = lease_table.at(number)
+        if id then
+            local unused = lease_table.is_over(number, id, backends)
+            local wanted = unused and 0 or liked(id, limit)
             local lease = dict:get("lease:" .. id) or 0
-            if lease ~= wanted or all then
+            if lease ~= wanted or all and not unused then
                 lower(id, wanted)
                 list[#list + 1] = { id = id, need = 0, like = max(wanted - lease, 0) }
+            end
+            if unused then
+                over[#over + 1] = number
+                over[#over + 1] = id
             end
         end
     end
     if all then
         reminded = now()
     end
-    return exchange_all(list)
+    local ok, err = exchange_all(list)
+    for i = 1, ok and #over or 0, 2 do
+        lease_table.drop(over[i], over[i + 1])
+    end
+    return ok, err
 end
 
 
 -- Redis did not know this edge any more: it learns what is in flight, and nothing beyond.
 local function tell_all()
     local list = {}
-    for number = 1, min(dict:get(COUNT) or 0, MOST) do
-        local id = dict:get(AT .. number)
+    for number = 1, lease_table.last() do
+        local id = lease_table.at(number)
         if id then
             -- In flight without a lease: what was taken as this edge's share while Redis was away.
             local held = slots.held(id)
@@ -218,9 +197,9 @@ local function tell_all()
 end
 
 
--- `anew`: Redis did not know this edge.
-function _M.refresh(anew)
-    if (dict:get(COUNT) or 0) == 0 or not lock() then
+-- `anew`: Redis did not know this edge. `backends`: as of balance.
+function _M.refresh(anew, backends)
+    if lease_table.last() == 0 or not lock() then
         return true
     end
     local ok, err = true, nil
@@ -228,7 +207,7 @@ function _M.refresh(anew)
         ok, err = tell_all()
     end
     if ok then
-        ok, err = balance()
+        ok, err = balance(backends)
     end
     unlock()
     return ok, err
@@ -238,16 +217,16 @@ end
 -- Redis is silent: this edge's share of each limit. For slots only after `long`: until then Redis has kept
 -- for us what it lent, and nobody else may have it.
 function _M.on_own(long)
-    for number = 1, min(dict:get(COUNT) or 0, MOST) do
-        local id = dict:get(AT .. number)
-        local limit = id and dict:get("bound:" .. id)
-        if limit and (long or find(id, "^limit/")) then
+    for number = 1, lease_table.last() do
+        local id, limit = lease_table.at(number)
+        if id and (long or find(id, "^limit/")) then
             dict:set("lease:" .. id, share_of(limit))
         end
     end
 end
 
 
+_M.share_of = share_of
 _M.lock = lock
 _M.unlock = unlock
 _M.exchange = exchange

@@ -48,7 +48,7 @@ local function reserve_without(taken)
     taken.fallback, taken.share = true, shared_state.edges()
     for i = 1, #taken.rules do
         local rule = taken.rules[i]
-        if rule.kind == "concurrent" and not rule.lease_key then
+        if rule.kind == "concurrent" then
             lending.register(rule)
         end
     end

@@ -12,7 +12,9 @@ local counter = require "edge.counter"
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
 local line_table = require "edge.line_table"
+local leases = require "edge.leases"
 local order = require "edge.order"
+local places = require "edge.places"
 local redis = require "edge.redis"
 local semaphore = require "ngx.semaphore"
 local slots = require "edge.slots"
@@ -146,14 +148,6 @@ function _M.front(line)
 end
 
 
--- Of a key's waiting requests a count of their own, like those of a backend's slots.
-local function share_of(counted, key)
-    local share = {}
-    slots.name(share, counted.count_id .. "/key/" .. key.name)
-    return share
-end
-
-
 local function forget(line)
     for class = 1, CLASSES do
         if line[class][1] then
@@ -165,36 +159,6 @@ local function forget(line)
     if not next(lines) then
         lines_cache[line.model] = nil
     end
-end
-
-
--- nil and why when there is no place among those `counted`.
-local function has_place(state, counted, share)
-    local waiting = slots.in_flight(counted)
-    if share and not fair.may_join(slots.in_flight(share), waiting, counted.limit) then
-        return nil, "share"
-    end
-    if waiting >= counted.limit then
-        return nil, "crowded"
-    end
-    return true
-end
-
-
--- A place among those `counted`, or nil and why there is none.
-local function take_place(state, counted, class, share)
-    local ok, why = has_place(state, counted, share)
-    if not ok then
-        return nil, why
-    end
-    if not slots.take(counted, 1) then
-        return nil, "crowded"
-    end
-    if share then
-        slots.force(share, 1)
-    end
-    slots.force(counted.classes[class], 1)
-    return true
 end
 
 
@@ -219,15 +183,18 @@ end
 -- Puts a request of a class into its line, one more among the `counted`. nil and why when there is no
 -- place. Nothing is taken before the last moment that may yield: the client may leave then.
 function _M.join(state, counted, class, deadline)
-    local share = state.key and share_of(counted, state.key)
-    local ok, why = has_place(state, counted, share)
+    local share = state.key and places.share_of(counted, state.key)
+    local ok, why = places.room(counted, share)
     if not ok then
         return nil, why
     end
     local since = now()
     local tag, ends, number, finish = ticket_of(state, class)
-    ok, why = take_place(state, counted, class, share)
+    ok, why = places.take(counted, class, share)
     if not ok then
+        if number then
+            order.refund(finish, ends - tag)
+        end
         return nil, why
     end
     local line = line_of(state)
@@ -311,6 +278,9 @@ function _M.announce(model_id)
         end
     end
 end
+
+
+leases.when_lent(_M.announce)
 
 
 -- Two numbers that grow when a model may have room again, or whoever was first is gone; and when a request

@@ -2,6 +2,7 @@
 -- Redis that has begun anew.
 
 local lease_scripts = require "edge.lease_scripts"
+local lease_table = require "edge.lease_table"
 local limit_scripts = require "edge.limit_scripts"
 local limit_store = require "edge.limit_store"
 local redis = require "edge.redis"
@@ -145,7 +146,10 @@ function _M.describe()
         return { kind = "memory" }
     end
     local down = redis.down_since()
-    return { kind = "redis", ok = not down, since = down or dict:get(SINCE), edges = _M.edges(), edge = id }
+    return {
+        kind = "redis", ok = not down, since = down or dict:get(SINCE), edges = _M.edges(), edge = id,
+        leases = lease_table.count(),
+    }
 end
 
 
