@@ -49,6 +49,7 @@ class Status:
     at: float = 0.0
 
     def write(self, paths: StatePaths) -> None:
+        """Write it down. Raises EdgeError when that fails."""
         paths.following.parent.mkdir(parents=True, exist_ok=True)
         files.write(paths.following, json.dumps(self.__dict__) + "\n")
 

@@ -28,9 +28,11 @@ class Repeater:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
+        """Begin to look, for the first time after EVERY seconds."""
         self._thread.start()
 
     def close(self) -> None:
+        """Look no more."""
         self._over.set()
 
     def _run(self) -> None:

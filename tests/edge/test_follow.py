@@ -83,6 +83,9 @@ def test_the_fleet_comes_by_version_and_changes_live(redis: Redis, engine: Scrip
         assert "keeps this edge running" in second.command("stop").stderr
         assert second.end() == 0
         assert second.process.pid() is None, "it has ended its edge"
+        second.start().until_taken(version)
+        assert second.command("down").returncode == 0
+        assert second.process.pid() is None and second.daemon is not None and second.daemon.wait(5) == 0
 
 
 def test_keys_come_too_and_the_engine_s_own_stays_where_it_is(redis: Redis) -> None:
