@@ -216,7 +216,7 @@ def test_unknown_names_get_a_suggestion(fleet: LoadedFleet) -> None:
         ("a b", Wishes(), "cannot be the name of a key"),
         ("sk-0123456789abcdef", Wishes(), "looks like a key itself"),
         ("", Wishes(), "cannot be the name of a key"),
-        ("a: b", Wishes(), "It must be a name of at most 64 letters"),
+        ("a: b", Wishes(), "It must be a word of at most 64 letters"),
         ("a\n", Wishes(), "cannot be the name of a key"),
     ],
 )
