@@ -13,7 +13,7 @@ from typing import Any, Literal
 from control.errors import TuningError
 
 Config = Mapping[str, Any]
-Kind = Literal["full", "window", "mla"]
+Kind = Literal["full", "window", "mla", "state"]
 
 #: What transformers fills in where config.json is silent; only what is asked here and is not the general default.
 _GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
@@ -40,7 +40,6 @@ _PATTERN = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 _OTHER_CACHES = {
     "compress_ratios": "compressed sparse attention",
     "index_topk": "an index cache for sparse attention",
-    "linear_num_value_heads": "linear attention",
     "mamba_d_state": "Mamba layers",
     "ssm_state_size": "Mamba layers",
     "mamba_num_heads": "Mamba layers",
@@ -60,7 +59,8 @@ class Cache:
     """What one layer keeps of each token: ``heads`` × (``key_size`` + ``value_size``) numbers.
 
     ``heads``: of the whole model, before tensor parallelism. MLA has one latent vector, which every GPU of a
-    tensor-parallel group keeps, and no value. ``window``: tokens that the layer looks back (0: all).
+    tensor-parallel group keeps, and no value. ``window``: tokens that the layer looks back (0: all). Linear attention
+    keeps a state in place of tokens: ``state`` numbers of the model's type, and ``wide_state`` of 4 bytes.
     """
 
     kind: Kind
@@ -68,6 +68,8 @@ class Cache:
     key_size: int
     value_size: int
     window: int = 0
+    state: int = 0
+    wide_state: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,11 @@ def read(config: Config) -> Architecture:
             )
     count = _whole(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     cache, windows = _cache(text), _windows(text, count)
+    linear = _linear(text, count)
     layers = tuple(
-        replace(cache, kind="window", window=window) if window and cache.kind == "full" else cache for window in windows
+        linear.get(layer)
+        or (replace(cache, kind="window", window=window) if window and cache.kind == "full" else cache)
+        for layer, window in enumerate(windows)
     )
     quantization = config.get("quantization_config") or text.get("quantization_config") or {}
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
@@ -169,6 +174,28 @@ def _cache(text: Config) -> Cache:
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 
 
+def _linear(text: Config, count: int) -> dict[int, Cache]:
+    """Layers of gated delta nets (Qwen3-Next, Qwen3.5): ``gated_delta_net_state_shape`` of vLLM's mamba_utils.py."""
+    kinds = text.get("layer_types")
+    if not isinstance(kinds, list):
+        every = int(text.get("full_attention_interval") or 4)
+        kinds = ["full_attention" if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
+    names = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim")
+    if not text.get("linear_num_value_heads"):
+        if "linear_attention" in kinds and isinstance(text.get("layer_types"), list):
+            raise TuningError(
+                "This model has linear attention of a kind whose state is not calculated here.",
+                "Start it once: vLLM prints the size of its KV cache.",
+            )
+        return {}
+    keys, key, values, value = (_whole(text, name) for name in names)
+    mixed = (2 * keys * key + values * value) * (int(text.get("linear_conv_kernel_dim") or 4) - 1)
+    state = values * value * key
+    wide = str(text.get("mamba_ssm_dtype")) == "float32"
+    cache = Cache("state", 1, 0, 0, state=mixed + (0 if wide else state), wide_state=state if wide else 0)
+    return {layer: cache for layer, kind in enumerate(kinds[:count]) if kind == "linear_attention"}
+
+
 def _windows(text: Config, count: int) -> list[int]:
     """For each layer the tokens that it looks back; 0: all. Chunked local layers count as full, as vLLM keeps them."""
     window = text.get("sliding_window") or 0
@@ -176,7 +203,7 @@ def _windows(text: Config, count: int) -> list[int]:
         window = 0
     kinds = text.get("layer_types")
     if isinstance(kinds, list) and len(kinds) >= count:
-        unknown = set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}
+        unknown = set(kinds) - {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
         if unknown:
             raise TuningError(
                 f"This model has layers of the kind {min(map(str, unknown))}, whose cache is not calculated here.",

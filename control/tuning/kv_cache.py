@@ -27,6 +27,7 @@ class Layout:
 
     ``bytes_per_token``: of all layers, on the GPU that has most; ``beyond_window``: of those layers that keep every
     token, however long a sequence is. ``bytes_per_block``: on the GPU that has most. ``groups``: one page of each.
+    ``states``: how many states of linear attention a sequence has, in each layer of that kind.
     """
 
     bytes_per_token: int
@@ -34,6 +35,7 @@ class Layout:
     bytes_per_block: int
     groups: tuple[Page, ...]
     in_flight_tokens: int
+    states: int
 
     def blocks(self, kv_memory: int) -> int:
         """Blocks that ``kv_memory`` bytes on each GPU hold."""
@@ -44,6 +46,8 @@ class Layout:
         return sum(self._group_blocks(page, length) for page in self.groups)
 
     def _group_blocks(self, page: Page, length: int) -> int:
+        if page.cache.kind == "state":
+            return self.states
         if page.cache.kind != "window":
             return -(-length // page.tokens)
         # The window itself and all that is under way; one more, as a window seldom begins where a block does.
@@ -79,7 +83,7 @@ class Layout:
 def layout(model: Architecture, resolved: Resolved) -> Layout:
     """How the KV cache of this model is laid out with these settings."""
     settings = resolved.settings
-    pages = [_page(cache, resolved) for cache in model.layers]
+    pages = [_page(cache, resolved, block_size(model, resolved)) for cache in model.layers]
     grouped, members = _groups(pages)
     parts = stages(len(pages), settings.pipeline_parallel_size)
 
@@ -95,21 +99,38 @@ def layout(model: Architecture, resolved: Resolved) -> Layout:
         bytes_per_block=max(map(of_stage, parts)),
         groups=tuple(grouped[group[0]] for group in members),
         in_flight_tokens=settings.in_flight * resolved.max_num_batched_tokens,
+        states=2 if settings.prefix_caching else 1,  # the last one at a block's end, to be found again, and its own
     )
 
 
-def _page(cache: Cache, resolved: Resolved) -> Page:
-    settings = resolved.settings
-    heads = max(1, cache.heads // settings.tensor_parallel_size)
-    per_token = heads * (cache.key_size + cache.value_size) * resolved.kv_bytes
-    return Page(cache, settings.block_size, per_token * settings.block_size)
+def block_size(model: Architecture, resolved: Resolved) -> int:
+    """Tokens of a block: beside linear attention so many that a state fits (``_align_hybrid_block_size``)."""
+    given = resolved.settings.block_size
+    state = max(_state_bytes(cache, resolved) for cache in model.layers)
+    token = max(_token_bytes(cache, resolved) for cache in model.layers)
+    return max(given, given * -(-state // (given * token))) if token else given
+
+
+def _page(cache: Cache, resolved: Resolved, tokens: int) -> Page:
+    if cache.kind == "state":
+        return Page(cache, tokens, _state_bytes(cache, resolved))
+    return Page(cache, tokens, _token_bytes(cache, resolved) * tokens)
+
+
+def _token_bytes(cache: Cache, resolved: Resolved) -> int:
+    heads = max(1, cache.heads // resolved.settings.tensor_parallel_size)
+    return heads * (cache.key_size + cache.value_size) * resolved.kv_bytes
+
+
+def _state_bytes(cache: Cache, resolved: Resolved) -> int:
+    return (cache.state * resolved.weight_bytes + cache.wide_state * 4) // resolved.settings.tensor_parallel_size
 
 
 def _groups(pages: list[Page]) -> tuple[list[Page], list[list[int]]]:
     """The pages with one size for all, and which layers form each group (``get_kv_cache_groups``)."""
     everything = list(range(len(pages)))
-    windows = {page.cache.window if page.cache.kind == "window" else 0 for page in pages}
-    if len(windows) == 1:  # all keep every token, or all the same window: one group, whatever their sizes
+    kept = {(page.cache.kind == "state", page.cache.window) for page in pages}
+    if len(kept) == 1:  # all keep every token, or all the same window: one group, whatever their sizes
         return pages, [everything]
     pages = _one_size(pages)
     kinds: dict[Page, list[int]] = {}
@@ -127,7 +148,8 @@ def _groups(pages: list[Page]) -> tuple[list[Page], list[list[int]]]:
 def _one_size(pages: list[Page]) -> list[Page]:
     """Smaller pages hold more tokens, or are padded (``unify_kv_cache_spec_page_size``)."""
     largest = max(page.bytes for page in pages)
-    return [
-        replace(page, tokens=page.tokens * (largest // page.bytes if largest % page.bytes == 0 else 1), bytes=largest)
-        for page in pages
-    ]
+    return [replace(page, tokens=page.tokens * _larger(page, largest), bytes=largest) for page in pages]
+
+
+def _larger(page: Page, largest: int) -> int:
+    return largest // page.bytes if page.cache.kind != "state" and largest % page.bytes == 0 else 1

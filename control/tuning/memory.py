@@ -115,7 +115,7 @@ def activation_peak(model: Architecture, chosen: Resolved) -> int:
         narrow = int(text.get("moe_intermediate_size") or wide)
         wide = max(wide, used * narrow)
     heads = int(text.get("num_attention_heads") or 1)
-    first = model.layers[0]
+    first = next((layer for layer in model.layers if layer.kind != "state"), model.layers[0])
     size = first.key_size if first.kind != "mla" else int(text["qk_nope_head_dim"]) + int(text["qk_rope_head_dim"])
     across = max(3 * wide, (2 * heads + 2 * first.heads) * size) // tensor + 3 * model.hidden_size
     if used:

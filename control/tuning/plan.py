@@ -14,6 +14,7 @@ from rich.text import Text
 from control.tuning.architecture import Architecture
 from control.tuning.cards import GIB, Card
 from control.tuning.findings import findings, gib, refused
+from control.tuning.kv_cache import block_size
 from control.tuning.memory import Budget, budget
 from control.tuning.settings import Settings
 from control.tuning.weights import Weights
@@ -40,6 +41,11 @@ class Plan:
         return any(found.starts for found in self.budgets) and self.refusal is None
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return block_size(self.model, self.budgets[0].resolved)
+
+    @property
     def refusal(self) -> str | None:
         """Why vLLM refuses these settings on any card, if it does."""
         return refused(self.model, self.budgets[0].resolved.max_model_len)
@@ -62,7 +68,7 @@ def as_data(planned: Plan) -> dict[str, Any]:
         "layers": len(planned.model.layers),
         "tensor_parallel_size": planned.settings.tensor_parallel_size,
         "pipeline_parallel_size": planned.settings.pipeline_parallel_size,
-        "block_size": planned.settings.block_size,
+        "block_size": planned.block_size,
         "kv_bytes_per_token": layout.bytes_per_token,
         "kv_bytes_per_token_beyond_window": layout.beyond_window,
         "kv_bytes_per_block": layout.bytes_per_block,
@@ -99,7 +105,7 @@ def show(planned: Plan, console: Console) -> None:
     console.print(f"[bold]{escape(planned.name)}[/] ({about})")
     beyond = f", {layout.beyond_window:,} beyond the window" if layout.beyond_window != layout.bytes_per_token else ""
     size = f"{layout.bytes_per_token:,} bytes per token and GPU{beyond}"
-    console.print(f"KV cache: {size}, in blocks of {settings.block_size} tokens")
+    console.print(f"KV cache: {size}, in blocks of {planned.block_size} tokens")
     if _same_steps(planned):
         tokens, sequences = _steps(planned.budgets[0])
         longest = planned.budgets[0].resolved.max_model_len

@@ -39,11 +39,12 @@ class Settings:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     chunked_prefill: bool = True
+    prefix_caching: bool = True
     enforce_eager: bool = False
 
     @property
     def in_flight(self) -> int:
-        """``max_concurrent_batches`` of vllm/config/vllm.py with asynchronous scheduling, which is the default."""
+        """``max_concurrent_batches`` of vllm/config/vllm.py, as GPUs have it: asynchronous, the second model runner."""
         return self.pipeline_parallel_size + 1
 
 
@@ -65,7 +66,7 @@ def of_engine(engine: Engine | None) -> Settings:
         return Settings()
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
              "gpu_memory_utilization", "kv_cache_memory", "kv_cache_dtype", "tensor_parallel_size",
-             "pipeline_parallel_size", "dtype", "quantization", "chunked_prefill")  # fmt: skip
+             "pipeline_parallel_size", "dtype", "quantization", "chunked_prefill", "prefix_caching")  # fmt: skip
     given = {name: value for name in names if (value := getattr(engine, name)) is not None}
     merged = with_profile(engine.profile, given)
     known = {name: value for name, value in merged.items() if name in Settings.__dataclass_fields__}

@@ -76,7 +76,7 @@ def of_config(model: Architecture, weight_bytes: int, quantization: str | None =
     embedding = model.vocab_size * model.hidden_size * weight_bytes
     layers = []
     for layer in range(len(model.layers)):
-        attention = _attention(model, text)
+        attention = _attention(model, text, layer)
         one, experts, small = _feed_forward(text, model.hidden_size, layer)
         small += 4 * model.hidden_size  # norms
         layers.append(int((attention + one) * dense + experts * quantized + small * weight_bytes))
@@ -89,12 +89,17 @@ def of_total(model: Architecture, size: int) -> Weights:
     return Weights(0, tuple(each + (layer < more) for layer in range(len(model.layers))), 0, exact=True)
 
 
-def _attention(model: Architecture, text: Config) -> int:
-    hidden, cache = model.hidden_size, model.layers[0]
+def _attention(model: Architecture, text: Config, layer: int) -> int:
+    hidden, cache = model.hidden_size, model.layers[layer]
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
+    if cache.kind == "state":
+        keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
+        count = int(text["linear_num_value_heads"])
+        values = count * int(text["linear_value_head_dim"])
+        return hidden * (2 * keys + 3 * values + 2 * count)  # queries, keys, values, a gate, the way out
     if cache.kind != "mla":
-        size = cache.key_size
-        return hidden * size * (2 * heads + 2 * cache.heads)
+        size, gate = cache.key_size, heads if "linear_num_value_heads" in text else 0
+        return hidden * size * (2 * heads + 2 * cache.heads + gate)
     rope, plain, value = (int(text[key]) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
     latent, query = int(text["kv_lora_rank"]), int(text.get("q_lora_rank") or 0)
     queries = query * (hidden + heads * (plain + rope)) if query else hidden * heads * (plain + rope)

@@ -17,7 +17,7 @@ from control.errors import TuningError
 from control.fleet.schema import Engine
 from control.tuning.architecture import read, stages
 from control.tuning.cards import CARDS, GIB, find
-from control.tuning.kv_cache import layout
+from control.tuning.kv_cache import block_size, layout
 from control.tuning.memory import activation_peak, budget, graph_memory, graph_sizes
 from control.tuning.model_files import read_weights
 from control.tuning.settings import Settings, of_engine, resolved
@@ -84,7 +84,8 @@ def test_the_article_with_sequences_longer_than_the_model(tmp_path: Path) -> Non
     # Sizes of the published safetensors files, or parameters × 2 bytes.
     [("Meta-Llama-3-8B", 16.06), ("Qwen2.5-7B", 15.23), ("Qwen2.5-7B-AWQ", 5.57), ("Qwen3-8B", 16.38),
      ("Mixtral-8x7B", 93.41), ("DeepSeek-V2-Lite", 31.41), ("DeepSeek-V3", 671.0), ("gpt-oss-20b", 13.76),
-     ("Mistral-7B-v0.1", 14.48), ("deepseek-llm-7b", 13.82), ("gemma-3-27b", 54.02), ("SmolLM2-135M", 0.269)],
+     ("Mistral-7B-v0.1", 14.48), ("deepseek-llm-7b", 13.82),
+     ("Qwen3-Next-80B", 159.4), ("gemma-3-27b", 54.02), ("SmolLM2-135M", 0.269)],
 )  # fmt: skip
 def test_weights_by_config_alone(name: str, gigabytes: float) -> None:
     assert of_config(read(ALL[name]), 2).total == pytest.approx(gigabytes * 1e9, rel=0.005)
@@ -100,6 +101,15 @@ def test_layers_share_of_windows() -> None:
     assert set(windows("Qwen2.5-7B")) == {0}  # it has a window in its file, and says not to use it
 
 
+def test_a_state_beside_attention_makes_blocks_large() -> None:
+    """Published start of Qwen3.5-27B with an fp8 cache: "Setting attention block size to 1568 tokens"."""
+    config = {
+        **ALL["Qwen3-Next-80B"], "num_key_value_heads": 4, "linear_num_value_heads": 48, "mamba_ssm_dtype": "float32",
+    }  # fmt: skip
+    model = read(config)
+    assert block_size(model, resolved(Settings(kv_cache_dtype="fp8"), model, RTX_4090)) == 1568
+
+
 def test_gpt_oss_without_layer_types_is_the_same() -> None:
     silent = {key: value for key, value in GPT_OSS_20B.items() if key != "layer_types"}
     assert read(silent).layers == read(GPT_OSS_20B).layers
@@ -108,7 +118,7 @@ def test_gpt_oss_without_layer_types_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [({"mamba_d_state": 16}, "Mamba"), ({"index_topk": 2048}, "index cache"), ({"num_hidden_layers": None}, "num_hid"),
-     ({"layer_types": ["linear_attention"] * 32}, "linear_attention")],
+     ({"layer_types": ["linear_attention"] * 32}, "linear attention")],
 )  # fmt: skip
 def test_what_cannot_be_calculated_says_so(config: Config, words: str) -> None:
     with pytest.raises(TuningError, match=words) as caught:

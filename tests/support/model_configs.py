@@ -128,6 +128,18 @@ SMOLLM2: Config = {
     "rms_norm_eps": 1e-05,
 }  # fmt: skip
 
+QWEN3_NEXT_80B: Config = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048,
+    "intermediate_size": 5120, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "num_experts": 512, "num_experts_per_tok": 10, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "norm_topk_prob": True, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "partial_rotary_factor": 0.25, "vocab_size": 151_936, "max_position_embeddings": 262_144,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-06,
+    "rope_theta": 10_000_000, "rope_scaling": None,
+}  # fmt: skip
+
 ALL: dict[str, Config] = {
     "SmolLM2-135M": SMOLLM2,
     "Meta-Llama-3-8B": LLAMA3_8B,
@@ -144,4 +156,5 @@ ALL: dict[str, Config] = {
     "gemma-3-27b": GEMMA3_27B_TEXT,
     "gpt-oss-20b": GPT_OSS_20B,
     "falcon-7b": FALCON_7B,
+    "Qwen3-Next-80B": QWEN3_NEXT_80B,
 }
