@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from control.errors import TuningError
+from control.tuning.config_kinds import check_kinds
 
 Config = Mapping[str, Any]
 Kind = Literal["full", "window", "mla", "state"]
@@ -136,12 +137,12 @@ def stages(layers: int, count: int) -> list[range]:
 
 
 def _language_model(config: Config) -> Config:
-    nested: Config = next(
-        (config[key] for key in ("text_config", "llm_config", "language_config") if config.get(key)), {}
-    )
+    names = ("text_config", "llm_config", "language_config")
+    nested: Config = next((found for name in names if isinstance(found := config.get(name), Mapping)), {})
     text = {**config, **nested}
     model_type = str(text.get("model_type", ""))
     text = {**_FILLED_IN.get(model_type, {}), **text}
+    check_kinds(text)
     for new, old in {"hidden_size": ("n_embd", "d_model"), "vocab_size": ()}.items():
         text[new] = _whole(text, new, *old)
     return text
@@ -168,6 +169,11 @@ def _cache(text: Config) -> Cache:
     else:
         given = (text.get(name) for name in _KV_HEADS)
         kv_heads = next((int(value) for value in given if value), heads)
+    if size < 1:
+        raise TuningError(
+            f"hidden_size {text['hidden_size']} in config.json does not go with {heads} attention heads.",
+            "Take the config.json of the model's Hugging Face folder, as it is.",
+        )
     return Cache("full", kv_heads, int(size), int(size))
 
 
@@ -242,7 +248,7 @@ def _max_length(text: Config) -> int:
     """``_get_and_verify_max_len`` of vllm/config/model.py, without the tokenizer's own bound."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
              "max_sequence_length", "max_seq_length", "seq_len")  # fmt: skip
-    lengths = [value for name in names if isinstance(value := text.get(name), int)]
+    lengths = [value for name in names if isinstance(value := text.get(name), int) and value > 0]
     length = min(lengths, default=2048)
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = str(rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, Mapping) else "default"
@@ -251,4 +257,5 @@ def _max_length(text: Config) -> int:
             text.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or length
         )
     scaled = kind in ("linear", "dynamic") and "gemma3" not in str(text.get("model_type"))
-    return int(length * float(rope.get("factor") or 1)) if scaled else length
+    factor = rope.get("factor")
+    return int(length * factor) if scaled and isinstance(factor, int | float) and factor > 0 else length

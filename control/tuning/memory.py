@@ -116,7 +116,11 @@ def activation_peak(model: Architecture, chosen: Resolved) -> int:
         wide = max(wide, used * narrow)
     heads = int(text.get("num_attention_heads") or 1)
     first = next((layer for layer in model.layers if layer.kind != "state"), model.layers[0])
-    size = first.key_size if first.kind != "mla" else int(text["qk_nope_head_dim"]) + int(text["qk_rope_head_dim"])
+    size = (
+        first.key_size
+        if first.kind != "mla"
+        else int(text.get("qk_nope_head_dim") or 0) + int(text.get("qk_rope_head_dim") or 0)
+    )
     across = max(3 * wide, (2 * heads + 2 * first.heads) * size) // tensor + 3 * model.hidden_size
     if used:
         across += used * model.hidden_size  # every token once for each of its experts

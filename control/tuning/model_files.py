@@ -72,7 +72,9 @@ def _files(folder: Path) -> list[Path]:
     if isinstance(named, dict):
         return [folder / name for name in sorted(set(named.values()))]
     single = folder / "model.safetensors"
-    return [single] if single.is_file() else sorted(folder.glob("model-*.safetensors"))
+    if single.is_file():
+        return [single]
+    return sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("*.safetensors"))
 
 
 def _index(folder: Path) -> dict[str, Any]:

@@ -46,11 +46,13 @@ def of_tensors(model: Architecture, tensors: Iterable[tuple[str, str, int]], wei
     """The weights that vLLM loads of (name, type, bytes in the file).
 
     Numbers of a model that is not quantised are turned into ``weight_bytes`` each. What vLLM does not load is left out:
-    layers for multi-token prediction beyond the last one, and an output head that is the embedding again.
+    those for multi-token prediction, and an output head that is the embedding again.
     """
     embedding = head = 0
     layers = [0] * len(model.layers)
     for name, kind, size in tensors:
+        if name.startswith("mtp."):
+            continue
         if not model.quantization and kind in ("F32", "F16", "BF16", "F64"):
             size = int(size / STORED_BYTES[kind] * weight_bytes)
         number = _LAYER.search(name)
@@ -100,7 +102,7 @@ def _attention(model: Architecture, text: Config, layer: int) -> int:
     if cache.kind != "mla":
         size, gate = cache.key_size, heads if "linear_num_value_heads" in text else 0
         return hidden * size * (2 * heads + 2 * cache.heads + gate)
-    rope, plain, value = (int(text[key]) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+    rope, plain, value = (int(text.get(key) or 0) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
     latent, query = int(text["kv_lora_rank"]), int(text.get("q_lora_rank") or 0)
     queries = query * (hidden + heads * (plain + rope)) if query else hidden * heads * (plain + rope)
     return queries + hidden * (latent + rope) + latent * heads * (plain + value) + heads * value * hidden
@@ -133,7 +135,7 @@ def _bytes_per_weight(quantization: Config, asked: str | None, plain: int) -> tu
     if method in ("modelopt-fp4", "nvfp4"):
         return 1 / 2 + 1 / 16, False
     if method in ("awq", "gptq", "awq-marlin", "gptq-marlin", "auto-round"):
-        return _packed(int(quantization.get("bits") or 4), int(quantization.get("group_size") or 128)), False
+        return _packed(_number(quantization, "bits", 4), _number(quantization, "group_size", 128)), False
     if method == "bitsandbytes":
         return (1 if quantization.get("load_in_8bit") else 1 / 2 + 4 / 64), False
     if method == "compressed-tensors":
@@ -154,4 +156,11 @@ def _compressed(quantization: Config) -> tuple[int, int]:
     groups = quantization.get("config_groups")
     first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") or {} if isinstance(first, Mapping) else {}
-    return int(weights.get("num_bits") or 8), int(weights.get("group_size") or 0)
+    if not isinstance(weights, Mapping):
+        return 8, 0
+    return _number(weights, "num_bits", 8), _number(weights, "group_size", 0)
+
+
+def _number(config: Config, name: str, otherwise: int) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value != 0 else otherwise

@@ -132,6 +132,20 @@ def test_stages_have_every_layer_once(layers: int, count: int) -> None:
     assert [layer for part in parts for layer in part] == list(range(layers))
 
 
+JUNK = st.sampled_from([None, True, -1, 0, 1, 3.5, "many", [], [1], {}, {"a": None}, 10**30])
+
+
+@given(st.sampled_from(sorted(ALL)), st.data(), JUNK)
+def test_a_strange_config_ends_with_a_hint(name: str, data: st.DataObject, junk: object) -> None:
+    config = ALL[name]
+    config = {**config, data.draw(st.sampled_from(sorted(config))): junk}
+    try:
+        model = read(config)
+        budget(model, of_config(model, 2), Settings(), RTX_4090)
+    except TuningError as error:
+        assert error.hint
+
+
 # Settings
 
 
@@ -199,6 +213,7 @@ def test_weights_of_files(tmp_path: Path) -> None:
     second = {
         "model.layers.1.mlp.up_proj.weight": ("F32", 600), "model.norm.weight": ("BF16", 20),
         "lm_head.weight": ("BF16", 1000), "model.layers.2.eh_proj.weight": ("BF16", 5000),
+        "mtp.layers.0.mlp.up_proj.weight": ("BF16", 70),
     }  # fmt: skip
     for number, part in enumerate((first, second), 1):
         safetensors(tmp_path / f"model-0000{number}-of-00002.safetensors", part)
