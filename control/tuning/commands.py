@@ -65,16 +65,18 @@ def plan_command(
     from control.tuning.model_files import read_config, read_weights
     from control.tuning.plan import as_data, plan, show
     from control.tuning.settings import types
-    from control.tuning.weights import of_total
+    from control.tuning.weights import of_config, of_total
 
     folder, settings, own_cards = _of(ctx.obj, model, config)
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
     architecture = read(read_config(config or folder))
+    plain = types(settings, architecture)[0]
     if weights is not None:
         found = of_total(architecture, _size(weights))
+    elif config is not None:  # what else lies beside that file may be of another model
+        found = of_config(architecture, plain, settings.quantization)
     else:
-        place = config.parent if config is not None else folder
-        found = read_weights(place, architecture, types(settings, architecture)[0], settings.quantization)
+        found = read_weights(folder, architecture, plain, settings.quantization)
     planned = plan(model, architecture, found, settings, _cards(cards) or own_cards, lengths)
     if as_json:
         click.echo(json.dumps(as_data(planned), indent=2))
@@ -91,10 +93,11 @@ def _of(settings: Global, model: str, config: Path | None) -> tuple[Path, Settin
     from control.tuning.settings import of_engine
 
     folder = Path(model)
-    loaded = load(settings.fleet) if settings.fleet.is_file() and not folder.is_dir() else None
+    loaded = load(settings.fleet) if settings.fleet.is_file() and "/" not in model else None
     if loaded is not None and model in loaded.fleet.models:
         engine = loaded.fleet.models[model].engine
-        return _folder(loaded, model), of_engine(engine), _own_cards(loaded, model) or list(cards.CARDS)
+        folder = _folder(loaded, model) if config is None else config.parent
+        return folder, of_engine(engine), _own_cards(loaded, model) or list(cards.CARDS)
     if config is None and not folder.is_dir():
         known = f" In {settings.fleet}: {', '.join(loaded.fleet.models)}." if loaded is not None else ""
         raise TuningError(
@@ -108,12 +111,16 @@ def _folder(loaded: LoadedFleet, model: str) -> Path:
     """Where the model's files would be on this machine."""
     from control.edge.site import state_paths
     from control.engines.model import packaged_folder
+    from control.errors import TuningError
 
     source = loaded.fleet.models[model].source
     if source is None:
         return loaded.folder / model  # nothing there: the error tells of --config
     if not isinstance(source, str):
-        return packaged_folder(state_paths(loaded), source)
+        folder = packaged_folder(state_paths(loaded), source)
+        if not folder.is_dir():
+            raise TuningError(f"The model {model} is not unpacked yet.", "Run `signalbox prepare` first.")
+        return folder
     return loaded.file(source)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from control.cli import main
 from control.errors import TuningError
 from control.fleet.schema import Engine
+from control.paths import REPOSITORY
 from control.tuning.architecture import read, stages
 from control.tuning.cards import CARDS, GIB, find
 from control.tuning.kv_cache import block_size, layout
@@ -245,6 +246,10 @@ def test_without_config_json(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "config.json" in result.stderr and "--config FILE" in result.stderr
     result = run("no-such-model")
     assert result.exit_code == 1 and "--config FILE" in result.stderr
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text((REPOSITORY / "fleet.yaml").read_text())
+    result = CliRunner().invoke(main, ["--fleet", str(fleet), "plan", "smollm2"])
+    assert result.exit_code == 1 and "signalbox prepare" in result.stderr
     result = run("it", "--config", config_file(tmp_path, LLAMA3_8B), "--card", "24GB0")
     assert result.exit_code == 1 and "nvidia-smi" in result.stderr
     result = run("it", "--config", config_file(tmp_path, LLAMA3_8B), "--kv-cache-dtype", "nvfp4")
