@@ -183,22 +183,27 @@ def reload(settings: Settings) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
-    """Show the edge, its backends, their engines and containers. Exit code 1 when the edge does not run."""
+    """Show the edge, its backends, their engines, tunnels and containers. Exit code 1 when the edge does not run."""
     from control import engine_report
     from control import up as containers
     from control.edge import report
     from control.edge.site import state_paths
     from control.fleet.load import load
+    from control.serve import daemon_address
+    from control.tunnels import report as tunnels
 
     loaded = load(ctx.obj.fleet, edge_only=True)
     found = report.collect(state_paths(loaded), follows=not loaded.fleet.models)
+    ways = tunnels.rows(loaded, state_paths(loaded), bool(daemon_address(state_paths(loaded))))
     rows = containers.rows(loaded, state_paths(loaded)) if containers.has_containers(loaded) else []
     engines = engine_report.collect(loaded)
     if as_json:
-        click.echo(report.as_json(found, rows, engines))
+        click.echo(report.as_json(found, rows, engines, ways))
     else:
         report.show(found)
         _print(engine_report.lines(engines))
+        if ways:
+            tunnels.show_rows(ways)
         if rows:
             containers.show_rows(rows)
     if found.state is None:

@@ -88,6 +88,10 @@ class StatePaths:
         """Folder of one local engine: ``process.json``, ``startup.json`` and ``engine.log``."""
         return self.root / "engines" / backend_id
 
+    def tunnel(self, backend_id: str) -> Path:
+        """Folder of the SSH tunnel to one backend: ``process.json``, ``status.json`` and ``ssh.log``."""
+        return self.root / "tunnels" / backend_id
+
     @property
     def runtimes(self) -> Path:
         """Virtual environments that engines run in, one per runtime and version."""

@@ -124,8 +124,11 @@ def down(path: Path, console: Console, now: bool = False) -> None:
             _end_control_plane(paths, pid, signal.SIGTERM, progress)
         progress("Making sure that no engine is left")
         left = stop_recorded(paths)
+        ways = stop_recorded(paths, "tunnels")
     for identity in left:
         console.print(f"The engine {identity} was stopped.")
+    for identity in ways:
+        console.print(f"The tunnel to {identity} was ended.")
     if fleet is not None and containers.has_containers(fleet):
         containers.stop(fleet, paths, console, None)
     refuse_elsewhere(path, paths)

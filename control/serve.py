@@ -2,7 +2,8 @@
 
 Containers it only watches over (``engines/reconcile.py``); they outlive it.
 
-SIGTERM and SIGINT stop the engines that it owns, then itself. SIGKILL leaves them running; the next daemon adopts them.
+SIGTERM and SIGINT stop the engines and the SSH tunnels that it owns, then itself. SIGKILL leaves them running; the next
+daemon adopts them.
 SIGHUP reads fleet.yaml again; a broken one changes nothing. SIGUSR1 ends it alone, in good order.
 """
 
@@ -43,6 +44,7 @@ from control.host import pid_namespace, read_host
 from control.paths import StatePaths
 from control.sharing.draining import SharedGate
 from control.sharing.repeat import Repeater
+from control.tunnels.supervisor import Tunnels
 from control.web.app import WebSettings, create_app
 from control.web.poller import EdgeAbsent, FleetView
 from control.web.view import FleetBackend, FleetFacts, FleetModel
@@ -249,8 +251,9 @@ class Daemon:
         self._supervisor = Supervisor(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._repeater = Repeater(lambda: self._loaded, paths)
         self._reconciler = Reconciler(loaded, paths)
+        self._tunnels = Tunnels(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
-        self._view = FleetView(fleet_facts(loaded), self._edge, self._engines, read_host)
+        self._view = FleetView(fleet_facts(loaded), self._edge, self._engines, read_host, tunnels=self._tunnels.status)
         host, port = split_listen(loaded.fleet.control.listen)
         app = create_app(self._view, WebSettings(host, port, LISTENERS))
         self._server = create_server(
@@ -272,6 +275,7 @@ class Daemon:
         SIGUSR1 leaves them running for the next daemon.
         """
         self._supervisor.start()
+        self._tunnels.start()
         self._repeater.start()
         self._reconciler.start()
         self._view.start()
@@ -294,11 +298,13 @@ class Daemon:
             if number == signal.SIGUSR1:
                 log.info("Told to make way for another control plane: the engines go on running.")
                 self._reconciler.close()
+                self._tunnels.close(stop=False)
                 self._supervisor.close()
             else:
                 log.info("Told to stop (%s): stopping the engines.", signal.Signals(number).name)
                 self._reconciler.close()  # `signalbox down` stops the containers
                 self._supervisor.stop_all()  # the page still answers meanwhile
+                self._tunnels.close(stop=True)
             self._repeater.close()
             self._view.close()
             self._server.close()
@@ -342,6 +348,7 @@ class Daemon:
         for warning in fresh.warnings:
             log.warning("%s", warning)
         self._supervisor.reload(fresh)
+        self._tunnels.reload(fresh)
         self._reconciler.reload(fresh)
         self._loaded = fresh
         self._edge.address = fresh.fleet.edge.admin

@@ -58,9 +58,9 @@ wanted_packages() {
     echo libnuma1 # vLLM on CPU loads it
     have curl || echo curl
     case $purpose in
-        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 ;;
+        test-fast) echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 openssh-server ;;
         test)
-            echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 libatomic1 # the last for Playwright's driver
+            echo lua-check lua-busted "$(luajit_package)" wrk redis-server iproute2 openssh-server libatomic1 # the last for Playwright's driver
             have chromium || echo chromium
             have dockerd || echo docker.io
             ;;
@@ -107,7 +107,7 @@ install_packages() {
         [ -n "${EDGE_NGINX:-}" ] || have openresty || missing="$missing OpenResty (openresty on PATH, or its path in EDGE_NGINX);"
         have curl || missing="$missing curl;"
         if [ "$purpose" != run ]; then
-            for tool in luacheck busted luajit wrk redis-server; do have "$tool" || missing="$missing $tool;"; done
+            for tool in luacheck busted luajit wrk redis-server ssh ssh-keygen; do have "$tool" || missing="$missing $tool;"; done
             [ "$purpose" != test ] || have chromium || missing="$missing chromium;"
             [ "$purpose" != test ] || have dockerd || missing="$missing Docker Engine (dockerd);"
         fi
@@ -135,6 +135,7 @@ with_services_off() {
     services=
     installed nginx-common || services="$services nginx"
     case " $packages" in *" redis-server "*) services="$services redis-server" ;; esac
+    case " $packages" in *" openssh-server "*) services="$services ssh.socket ssh" ;; esac
     case " $packages" in *" docker.io "*) services="$services docker.socket docker containerd" ;; esac
     if [ -z "$services" ] || [ -e "$policy" ]; then
         install_with_apt

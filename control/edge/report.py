@@ -67,9 +67,12 @@ def _collect(paths: StatePaths, start: str) -> Report:
 
 
 def as_json(
-    report: Report, containers: list[dict[str, Any]] | None = None, engines: list[dict[str, Any]] | None = None
+    report: Report,
+    containers: list[dict[str, Any]] | None = None,
+    engines: list[dict[str, Any]] | None = None,
+    tunnels: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The report for programs; ``containers`` as `signalbox status` knows them.
+    """The report for programs; ``containers`` and ``tunnels`` as `signalbox status` knows them.
 
     ``engines``: what the control plane says of its processes; None when it does not run.
     """
@@ -81,6 +84,7 @@ def as_json(
     content |= {"problem": report.problem} if report.problem else {}
     content |= {"following": report.following} if report.following else {}
     content |= {"containers": containers} if containers else {}
+    content |= {"tunnels": tunnels} if tunnels else {}
     return json.dumps(content | {"state": report.state, "engines": engines}, indent=1)
 
 
@@ -89,7 +93,7 @@ def show(report: Report, console: Console | None = None) -> None:
     # A pipe has no width: without one of ours, rich would cut long addresses at 80 columns.
     console = console or Console(width=None if sys.stdout.isatty() else 200)
     if report.pid is not None:
-        since = f", up {_span(time.time() - report.started_at)}" if report.started_at else ""
+        since = f", up {span(time.time() - report.started_at)}" if report.started_at else ""
         console.print(f"edge: pid {report.pid}{since}", highlight=False)
     if report.following is not None:
         for line in _followed(report.following):
@@ -114,7 +118,7 @@ def show(report: Report, console: Console | None = None) -> None:
 def _followed(following: dict[str, Any]) -> list[str]:
     """Whose fleet this edge has, and which newer one it did not take."""
     version = int(following.get("version") or 0)
-    since = _span(time.time() - float(following.get("at") or 0))
+    since = span(time.time() - float(following.get("at") or 0))
     lines = [f"fleet of {following.get('source')}, version {version}, through Redis"] if version else []
     return [*lines, *([f"{since} ago: {following['problem']}"] if following.get("problem") else [])]
 
@@ -131,7 +135,7 @@ def _table(backends: list[dict[str, Any]]) -> Table:
     for backend in backends:
         colour = _COLOURS.get(str(backend["state"]), "white")
         reason = f" ({_plain(backend['reason'])})" if backend.get("reason") and backend["state"] != "ready" else ""
-        since = _span(time.time() - float(backend["since"])) if backend.get("since") else ""
+        since = span(time.time() - float(backend["since"])) if backend.get("since") else ""
         table.add_row(
             _plain(backend["id"]),
             _plain(backend["model"]),
@@ -149,7 +153,7 @@ def _plain(value: object) -> str:
     return str(value).replace("[", "\\[")
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """A duration in its two largest units: ``3d 4h``, ``5m 2s``."""
     left = max(0, int(seconds))
     parts: list[str] = []

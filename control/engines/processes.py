@@ -91,14 +91,20 @@ def runs(record: Record) -> bool:
 
 
 def start(
-    launch: Launch, folder: Path, host: str, port: int, stop_seconds: float, drain_seconds: float
+    launch: Launch,
+    folder: Path,
+    host: str,
+    port: int,
+    stop_seconds: float,
+    drain_seconds: float,
+    log_name: str = "engine.log",
 ) -> tuple[subprocess.Popen[bytes], Record]:
-    """Start ``launch`` detached, with its output in ``engine.log``. Raises EngineError when it cannot be executed.
+    """Start ``launch`` detached, with its output in ``log_name``. Raises EngineError when it cannot be executed.
 
     When its record cannot be written (OSError), it does not run either: nobody would ever find it again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "engine.log"
+    log = folder / log_name
     bound(log)
     # O_APPEND: the file can be cut while the engine writes to it.
     with log.open("ab") as output:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Literal
 
 from control.engines import processes
 from control.engines.drain import Drain, Gate
@@ -15,6 +16,9 @@ from control.paths import StatePaths
 
 log = logging.getLogger(__name__)
 
+#: Folders of the state folder whose processes are remembered: engines, and ssh for tunnels.
+Kind = Literal["engines", "tunnels"]
+
 
 def end(record: Record, folder: Path) -> None:
     """End the process of ``folder`` and all that belongs to it, and forget it. Raises EngineError."""
@@ -24,9 +28,9 @@ def end(record: Record, folder: Path) -> None:
     processes.forget(folder)
 
 
-def folders(paths: StatePaths) -> list[Path]:
-    """The folders of all engines that have a process to remember."""
-    return [file.parent for file in sorted((paths.root / "engines").glob("*/process.json"))]
+def folders(paths: StatePaths, kind: Kind = "engines") -> list[Path]:
+    """The folders of all engines (or tunnels) that have a process to remember."""
+    return [file.parent for file in sorted((paths.root / kind).glob("*/process.json"))]
 
 
 def engine_on(host: str, port: int, paths: StatePaths) -> tuple[str, Record] | None:
@@ -38,8 +42,8 @@ def engine_on(host: str, port: int, paths: StatePaths) -> tuple[str, Record] | N
     return None
 
 
-def stop_recorded(paths: StatePaths) -> list[str]:
-    """Stop all engines that the state folder remembers, at once; needs no supervisor. Returns their ids.
+def stop_recorded(paths: StatePaths, kind: Kind = "engines") -> list[str]:
+    """Stop all engines (or tunnels) that the state folder remembers, at once; needs no supervisor. Returns their ids.
 
     Raises EngineError when one belongs to another user; the others are stopped all the same.
     """
@@ -54,7 +58,7 @@ def stop_recorded(paths: StatePaths) -> list[str]:
             failed.append(error)
 
     threads = []
-    for folder in folders(paths):
+    for folder in folders(paths, kind):
         record = Record.load(folder)
         if record is None:
             processes.forget(folder)
@@ -73,9 +77,19 @@ class Leaver:
     """Ends the engine of a backend that has left the fleet, when nothing runs on it any more; in its own thread."""
 
     def __init__(
-        self, folder: Path, gate: Gate | None, poll: float, after: threading.Thread | None, seconds: float | None = None
+        self,
+        folder: Path,
+        gate: Gate | None,
+        poll: float,
+        after: threading.Thread | None,
+        seconds: float | None = None,
+        what: str = "engine",
     ) -> None:
-        """``after``: who has minded the engine until now. ``seconds``: how long at most; else as at its start."""
+        """``after``: who has minded the engine until now. ``seconds``: how long at most; else as at its start.
+
+        ``what``: what it is that ends, in words.
+        """
+        self._what = what
         self.id = folder.name
         self._folder = folder
         self._gate = gate
@@ -103,8 +117,8 @@ class Leaver:
             seconds = record.drain_seconds if self._seconds is None else self._seconds
             if drain.wait(seconds, self._poll, self._closing.wait, lambda count: None) or self._stop_engine:
                 end(record, self._folder)
-                log.info("%s has left the fleet: its engine is stopped.", self.id)
+                log.info("%s has left the fleet: its %s is stopped.", self.id, self._what)
         except Exception:  # a bug, or somebody else's process: the next start tries again
-            log.exception("The engine %s, which has left the fleet, could not be stopped.", self.id)
+            log.exception("The %s of %s, which has left the fleet, could not be stopped.", self._what, self.id)
         finally:
             drain.release()

@@ -18,6 +18,7 @@ from control.fleet.schema import PLACEHOLDERS, Backend, Engine, Fleet, Model
 from control.fleet.shared_state import settings_of, split_redis
 from control.fleet.source import KeyPath, dotted
 
+_OTHER_END = " Or give its host another loopback address for this end of the tunnel: 'address: 127.0.0.2'."
 LISTENERS: tuple[KeyPath, ...] = (("edge", "listen"), ("edge", "admin"), ("control", "listen"))
 
 
@@ -112,7 +113,15 @@ def _ports(fleet: Fleet) -> Iterator[Finding]:
         clash = next((at for at, other in seen.get(port, []) if overlap(host, other)), None)
         seen.setdefault(port, []).append((path, host))
         if clash is not None:
-            yield Finding(path, f"port {port} is already taken by {dotted(clash)}.", "Give it another.", (clash,))
+            hint = "Give it another." + (_OTHER_END if _tunnelled(fleet, path) else "")
+            yield Finding(path, f"port {port} is already taken by {dotted(clash)}.", hint, (clash,))
+
+
+def _tunnelled(fleet: Fleet, path: KeyPath) -> bool:
+    """Whether the listener at ``path`` is this machine's end of a tunnel."""
+    place = next((backend for at, backend in _backends(fleet) if at == path[:-1]), None)
+    host = fleet.hosts.get(place.host) if place is not None and place.host is not None else None
+    return host is not None and host.tunnel is not None
 
 
 def _tls_names(fleet: Fleet) -> Iterator[Finding]:
@@ -221,7 +230,7 @@ def _models(fleet: Fleet) -> Iterator[Finding]:
         for index, backend in enumerate(model.backends):
             yield from _backend((*path, "backends", index), backend, fleet)
         yield from _fallback((*path, "fallback"), name, model, fleet)
-        ours = next((index for index, backend in enumerate(model.backends) if backend.host is not None), None)
+        ours = next((index for index, backend in enumerate(model.backends) if _ours(fleet, backend)), None)
         if ours is not None and model.engine is None:
             message = "this backend is started here, but the model says nothing about how."
             hint = "Add 'engine:' to the model (runtime and version, command, or image)."
@@ -252,7 +261,7 @@ def _backend(path: KeyPath, backend: Backend, fleet: Fleet) -> Iterator[Finding]
     if backend.host is not None and backend.host not in fleet.hosts:
         hint = did_you_mean(backend.host, fleet.hosts, f"Add it: 'hosts: {{{backend.host}: {{local: true}}}}'.")
         yield Finding((*path, "host"), f"there is no host {backend.host!r} under hosts.", hint, (("hosts",),))
-    if backend.model_name is not None:
+    if backend.model_name is not None and _ours(fleet, backend):
         message = "model_name is for engines that already run (url); those started here get the model's own name."
         yield Finding((*path, "model_name"), message, "Remove it.")
 
@@ -312,8 +321,14 @@ def _starts_here(fleet: Fleet, model: Model) -> bool:
     """Whether engines of this model are processes of this machine."""
     if model.engine is not None and model.engine.image is not None:
         return False
-    hosts = [fleet.hosts.get(backend.host) for backend in model.backends if backend.host is not None]
+    hosts = [fleet.hosts.get(str(backend.host)) for backend in model.backends if _ours(fleet, backend)]
     return any(host is None or host.docker is None for host in hosts)
+
+
+def _ours(fleet: Fleet, backend: Backend) -> bool:
+    """Whether Signalbox starts this engine."""
+    host = fleet.hosts.get(backend.host) if backend.host is not None else None
+    return backend.host is not None and (host is None or not host.theirs)
 
 
 def _shown(path: Path) -> str:

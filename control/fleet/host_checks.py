@@ -13,11 +13,14 @@ from control.fleet.source import KeyPath
 
 #: The share of a GPU's memory that vLLM takes when nothing is said (0.92 in 0.32, 0.9 in older ones).
 DEFAULT_SHARE = 0.9
+PORTS = range(1, 65536)
 
 
 def check_hosts(fleet: Fleet) -> Iterator[Finding]:
     """What is wrong between ``hosts`` and the engines that shall run there."""
     for name, host in fleet.hosts.items():
+        if host.tunnel is not None and (port := host.tunnel.rpartition(":")[2]).isdecimal() and int(port) not in PORTS:
+            yield Finding(("hosts", name, "tunnel"), f"the port must be from 1 to 65535, not {port}.")
         if host.docker is not None and ip(host.address) is None:
             message = f"Docker opens ports on IP addresses only, and {host.address!r} is a name."
             yield Finding(("hosts", name, "address"), message, "Write the host's IP address.")
@@ -79,7 +82,7 @@ def _kind(path: KeyPath, name: str, model: Model, backend: Backend, host: Host) 
     if host.docker is not None and engine.image is None:
         message = f"{backend.host} runs containers, but the model's engine has no image."
         yield Finding((*path, "host"), message, f"Add 'image:' to models.{name}.engine.", about)
-    elif host.docker is None and engine.image is not None:
+    elif host.local is not None and engine.image is not None:
         message = f"the engine has an image, but {backend.host} runs processes, not containers."
         hint = "Give a host with docker, such as 'hosts: {gpu-a: {docker: \"unix:///var/run/docker.sock\"}}'."
         yield Finding((*path, "host"), message, hint, about)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from control.fleet.address import is_loopback
+from control.fleet.address import ip, is_loopback
 from control.fleet.shapes import (
     DockerUrl,
     EnvironmentName,
@@ -15,6 +15,7 @@ from control.fleet.shapes import (
     HostAddress,
     ImageName,
     Strict,
+    TunnelWay,
     Volume,
 )
 from control.fleet.units import Bytes
@@ -38,7 +39,8 @@ class DockerTls(Strict):
 
 
 class Host(Strict):
-    """A machine that engines run on: ``local`` (processes of this one) or ``docker`` (containers)."""
+    """A machine that engines run on: ``local`` (processes of this one), ``docker`` (containers) or, where they run
+    already, ``tunnel``."""
 
     local: Literal[True] | None = None
     """This machine, with engines as plain processes."""
@@ -48,6 +50,9 @@ class Host(Strict):
     """The Docker Engine: unix:///var/run/docker.sock, ssh://user@host or tcp://host:2376."""
     tls: DockerTls | None = None
     """For ``tcp://``."""
+    tunnel: TunnelWay | None = None
+    """``ssh``: the engines listen on loopback there, and the edge reaches them through SSH at ``address`` (a loopback
+    address of this machine, with the same port). Without docker ssh://user@host: engines that already run there."""
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     """How many GPUs it has."""
     gpu_memory: Bytes | None = None
@@ -57,8 +62,13 @@ class Host(Strict):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if (self.local is None) == (self.docker is None):
-            raise ValueError("give either local: true (engines are processes of this machine) or docker (containers)")
+        if self.tunnel is not None:
+            self._check_tunnel(self.tunnel)
+        elif (self.local is None) == (self.docker is None):
+            raise ValueError(
+                "give either local: true (engines are processes of this machine), docker (containers) or, for engines "
+                "that already run there, tunnel: ssh://user@host"
+            )
         if self.docker is None:
             if any(value is not None for value in (self.tls, self.gpus, self.gpu_memory)) or self.volumes:
                 raise ValueError("tls, gpus, gpu_memory and volumes are for hosts with docker")
@@ -68,9 +78,27 @@ class Host(Strict):
             raise ValueError("tls is for docker: tcp://")
         if tcp and self.tls is None and not is_loopback(machine):
             raise ValueError("docker: tcp:// without tls lets anybody take the machine over; give tls, or use ssh://")
-        if machine and not is_loopback(machine) and "address" not in self.model_fields_set:
+        if machine and not is_loopback(machine) and "address" not in self.model_fields_set and self.tunnel is None:
             raise ValueError("give address too: the IP address at which the edge reaches engines on this host")
         return self
+
+    def _check_tunnel(self, way: str) -> None:
+        docker = self.docker or ""
+        if self.local is not None:
+            raise ValueError("tunnel is for other machines, and local: true is this one")
+        if way == "ssh" and not docker.startswith("ssh://"):
+            raise ValueError("tunnel: ssh goes the way of docker: ssh://...; without it write tunnel: ssh://user@host")
+        if way != "ssh" and docker:
+            raise ValueError("with docker: ssh://... write tunnel: ssh; it goes the same way")
+        if ip(self.address) is None or not is_loopback(self.address):
+            raise ValueError(
+                "with tunnel, address is the tunnel's end on this machine: a loopback address such as 127.0.0.2"
+            )
+
+    @property
+    def theirs(self) -> bool:
+        """Whether the engines there already run and are not ours to start."""
+        return self.local is None and self.docker is None
 
 
 class InContainer(Strict):

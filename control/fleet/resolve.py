@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control.fleet.address import split_url
+from control.fleet.host_schema import Host
 from control.fleet.load import LoadedFleet
 from control.fleet.schema import Backend, Engine, Model, PackagedModel
 
@@ -81,8 +82,9 @@ def _default_limit(engine: Engine | None) -> int | None:
 
 def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backend: Backend) -> ResolvedBackend:
     key_file = loaded.file(backend.key_file) if backend.key_file else None
-    if backend.url is not None:
-        scheme, host, port = split_url(backend.url)
+    machine = loaded.fleet.hosts[backend.host] if backend.host is not None else None
+    if backend.url is not None or (machine is not None and machine.theirs):
+        scheme, host, port = _place(backend, machine)
         own_name = backend.model_name or name
         return ResolvedBackend(
             id=identity, model=name, scheme=scheme, host=host, port=port, ours=False,
@@ -90,14 +92,22 @@ def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backen
             key_file=key_file, key_env=backend.key_env, ca=loaded.file(backend.ca) if backend.ca else None,
             limit=backend.limit, weight=backend.weight, tier=backend.tier, pool=backend.pool,
         )  # fmt: skip
-    assert backend.host is not None and backend.port is not None  # the schema's own check
+    assert machine is not None and backend.port is not None  # the schema's own check
     # vLLM is started with every alias; a command knows only the name that it is given.
     aliases = model.aliases if model.engine is not None and model.engine.command is None else []
     source = loaded.file(model.source) if isinstance(model.source, str) else model.source
     return ResolvedBackend(
-        id=identity, model=name, scheme="http", host=loaded.fleet.hosts[backend.host].address, port=backend.port,
+        id=identity, model=name, scheme="http", host=machine.address, port=backend.port,
         ours=True, name=name, served=(name, *aliases, *model.loras),
         key_file=key_file, key_env=backend.key_env, limit=backend.limit or _default_limit(model.engine),
         weight=backend.weight, tier=backend.tier, pool=backend.pool, engine=model.engine, source=source,
         machine=backend.host, gpus=tuple(backend.gpus or ()),
     )  # fmt: skip
+
+
+def _place(backend: Backend, machine: Host | None) -> tuple[str, str, int]:
+    """Scheme, host and port of an engine that is not ours: its url, or this machine's end of the tunnel to it."""
+    if backend.url is not None:
+        return split_url(backend.url)
+    assert machine is not None and backend.port is not None  # the schema's own check
+    return "http", machine.address, backend.port

@@ -163,12 +163,12 @@ class ModelTimeouts(Strict):
 
 
 class Backend(Strict):
-    """One engine of a model: started on ``host`` at ``port``, or already running at ``url`` and not ours to start."""
+    """One engine of a model: on ``host`` at ``port``, or already running at ``url`` and not ours to start."""
 
     id: Identifier | None = None
     """By default MODEL-1, MODEL-2 and so on."""
     host: Identifier | None = None
-    """One of ``hosts``; with ``port``: Signalbox starts this engine."""
+    """One of ``hosts``; with ``port``: Signalbox starts this engine, unless the host has only a ``tunnel``."""
     port: Port | None = None
     gpus: Annotated[list[Gpu], Field(max_length=64)] | None = None
     """Which GPUs of the host it gets, by number or UUID; [] for none."""

@@ -142,6 +142,14 @@ DockerUrl = Annotated[
         "unix:///var/run/docker.sock, ssh://user@host or tcp://host:2376",
     ),
 ]
+#: "ssh": the way of ``docker: ssh://...``; else where engines already run.
+TunnelWay = Annotated[
+    str,
+    shape(
+        r"^ssh(://([A-Za-z0-9_][A-Za-z0-9._-]*@)?[0-9A-Za-z][0-9A-Za-z.-]*(:[0-9]{1,5})?)?$",
+        "ssh (beside docker: ssh://...), or ssh://user@host for engines that already run there",
+    ),
+]
 GpuUuid = Annotated[
     str,
     shape(r"^(GPU|MIG)-[0-9A-Za-z/-]{1,80}$", "the number of a GPU (from 0) or its UUID as `nvidia-smi -L` prints it"),

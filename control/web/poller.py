@@ -10,12 +10,22 @@ from typing import Any
 
 from control.errors import EdgeError, SignalboxError
 from control.host import HostFacts
-from control.web.view import MAX_TEXT, EdgeView, EngineStatusLike, FleetFacts, Snapshot, edge_view, merge
+from control.web.view import (
+    MAX_TEXT,
+    EdgeView,
+    EngineStatusLike,
+    FleetFacts,
+    Snapshot,
+    TunnelStatusLike,
+    edge_view,
+    merge,
+)
 
 log = logging.getLogger(__name__)
 
 EdgeState = Callable[[], Mapping[str, Any]]
 EngineStates = Callable[[], Sequence[EngineStatusLike]]
+TunnelStates = Callable[[], Sequence[TunnelStatusLike]]
 
 
 class EdgeAbsent(EdgeError):
@@ -26,7 +36,7 @@ class FleetView:
     """The newest snapshot, and a way to wait for the next one.
 
     ``edge`` returns the edge's /state or raises (EdgeAbsent when it does not run); ``engines`` returns the supervisor's
-    statuses; ``interval`` is in seconds.
+    statuses, ``tunnels`` those of SSH tunnels; ``interval`` is in seconds.
     """
 
     def __init__(
@@ -36,11 +46,13 @@ class FleetView:
         engines: EngineStates,
         host: Callable[[], HostFacts],
         interval: float = 1.0,
+        tunnels: TunnelStates = lambda: (),
     ) -> None:
         self._fleet = fleet
         self._edge = edge
         self._engines = engines
         self._host = host
+        self._tunnels = tunnels
         self._interval = interval
         self._changed = threading.Condition()
         self._closed = False
@@ -96,7 +108,7 @@ class FleetView:
         host = self._host()
         with self._changed:
             fleet, version = self._fleet, self._snapshot.version + 1
-        snapshot = merge(version, time.time(), fleet, edge, state, engines, host)
+        snapshot = merge(version, time.time(), fleet, edge, state, engines, host, self._tunnels())
         with self._changed:
             self._snapshot = snapshot
             self._changed.notify_all()

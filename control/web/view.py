@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 from control.engines.diagnosis import Diagnosis
@@ -105,6 +105,37 @@ class EngineView:
     failure: Diagnosis | None = None
 
 
+class TunnelStatusLike(Protocol):
+    """What is told of the SSH tunnel to one backend (``control.tunnels.keeper.TunnelStatus``)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def since(self) -> float: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def restarts(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TunnelView:
+    """The SSH tunnel to a backend. ``since`` in Unix seconds."""
+
+    target: str
+    state: str
+    detail: str
+    since: float | None
+    pid: int | None
+    restarts: int
+
+
 @dataclass(frozen=True)
 class BackendView:
     """One row of the table. Counts are None when the edge does not tell them; ``since`` in Unix seconds."""
@@ -122,6 +153,7 @@ class BackendView:
     reported: tuple[str, ...]
     ours: bool
     engine: EngineView | None
+    tunnel: TunnelView | None = None
 
 
 @dataclass(frozen=True)
@@ -195,15 +227,20 @@ def merge(
     edge_state: Mapping[str, Any] | None,
     engines: Iterable[EngineStatusLike],
     host: HostFacts,
+    tunnels: Iterable[TunnelStatusLike] = (),
 ) -> Snapshot:
     """Join the sources. ``edge_state`` is None when the edge did not answer; then every state is unknown.
 
     The edge decides what state a backend has, the supervisor what its process does: neither overrules the other.
     """
     processes = {status.id: _engine(status) for status in engines}
+    ways = {status.id: _tunnel(status) for status in tunnels}
     told = {_text(row.get("id")): row for row in _rows(edge_state, "backends")}
     backends = [
-        _backend(b, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told)) for b in fleet.backends
+        replace(
+            _backend(b, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told)), tunnel=ways.get(b.id)
+        )
+        for b in fleet.backends
     ]
     known = {backend.id for backend in fleet.backends}
     for id_, row in told.items():
@@ -288,6 +325,17 @@ def _facts(facts: Facts | None) -> Mapping[str, Any] | None:
     if facts is None:
         return None
     return {name: _text(value) if isinstance(value, str) else value for name, value in asdict(facts).items()}
+
+
+def _tunnel(status: TunnelStatusLike) -> TunnelView:
+    return TunnelView(
+        target=_text(status.target),
+        state=_text(status.state),
+        detail=_text(status.detail, MAX_DETAIL),
+        since=_number(status.since),
+        pid=status.pid,
+        restarts=status.restarts,
+    )
 
 
 def _rows(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:

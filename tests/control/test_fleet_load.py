@@ -96,7 +96,7 @@ def test_lines_of_keys_and_of_what_is_not_written(tmp_path: Path) -> None:
         (("models", "m", "backends"), [{"url": "ftp://a"}], "must be a URL with http:// or https://"),
         (("models", "m", "backends"), ["http://a"], "models.m.backends[0]: must be a mapping"),
         (("hosts",), {"a": {"local": False}}, "hosts.a.local: must be true, not false."),
-        (("hosts",), {"a": {}}, "hosts.a: give either local: true (engines are processes of this machine) or docker"),
+        (("hosts",), {"a": {}}, "hosts.a: give either local: true (engines are processes of this machine), docker"),
         (("hosts",), {"a": {"local": True, "gpus": 1}}, "gpu_memory and volumes are for hosts with docker."),
         (("hosts",), {"a": {"docker": "tcp://10.0.0.5:2375", "address": "10.0.0.5"}}, "without tls lets anybody take"),
         (("hosts",), {"a": {"docker": "ssh://ops@10.0.0.5"}}, "hosts.a: give address too: the IP address at which"),

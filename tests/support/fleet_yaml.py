@@ -60,6 +60,7 @@ FULL: dict[str, Any] = {
             "gpu_memory": "24GiB",
             "volumes": ["/data/models:/models"],
         },
+        "rented": {"tunnel": "ssh://root@gpu.lan:2222", "address": "127.0.0.2"},
     },
     "default_model": "org/own:1",
     "rules": [

@@ -45,6 +45,19 @@ class Status:
     failure: Diagnosis | None = None
 
 
+@dataclass
+class Way:
+    """What is told of the SSH tunnel to one backend."""
+
+    id: str
+    target: str = "root@box.lan:2222"
+    state: str = "up"
+    detail: str = ""
+    since: float = 1_700_000_000.0
+    pid: int | None = 4343
+    restarts: int = 0
+
+
 def backend(id_: str, state: str = "ready", **more: Any) -> dict[str, Any]:
     """A backend in the edge's /state."""
     row = {"id": id_, "model": "m", "address": "127.0.0.1:8101", "scheme": "http", "state": state, "reason": "",
@@ -65,6 +78,7 @@ class Sources:
     state: Any = field(default_factory=lambda: edge_state(backend("m-1"), backend("m-2", "starting")))
     engines: Any = field(default_factory=lambda: [Status("m-1"), Status("m-2", "starting", "loading weights")])
     fleet: FleetFacts = FLEET
+    tunnels: list[Any] = field(default_factory=list)
 
     def ask_edge(self) -> Any:
         if isinstance(self.state, Exception):
@@ -78,7 +92,7 @@ class Sources:
 
     def view(self, interval: float = 0.02) -> FleetView:
         """A view that has polled once; its thread does not run yet."""
-        view = FleetView(self.fleet, self.ask_edge, self.ask_engines, lambda: HOST, interval)
+        view = FleetView(self.fleet, self.ask_edge, self.ask_engines, lambda: HOST, interval, lambda: self.tunnels)
         view.poll()
         return view
 

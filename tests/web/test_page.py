@@ -15,7 +15,7 @@ from control.engines.phases import Span
 from control.web.poller import EdgeAbsent
 from control.web.safety import allowed_hosts
 from control.web.texts import TEXTS, Words, size
-from tests.web.fakes import Sources, Status, backend, edge_state
+from tests.web.fakes import Sources, Status, Way, backend, edge_state
 
 OURS = {"Host": "127.0.0.1:9090"}
 
@@ -95,6 +95,14 @@ def test_status_tells_the_same_in_lines() -> None:
         "  | exit code: -9",
     ]
     assert "does not run" in engine_report.lines(None)[0] and engine_report.lines([]) == []
+
+
+def test_the_tunnel_to_a_backend_is_shown_with_its_state_and_why() -> None:
+    sources = Sources(tunnels=[Way("rented"), Way("m-1", state="down", detail="<b>away</b>. Look there.")])
+    page = get(sources).text
+    assert "SSH tunnel to root@box.lan:2222 is up" in row(page, "rented") and "tunnel" not in row(page, "m-2")
+    assert "SSH tunnel to root@box.lan:2222 is down: &lt;b&gt;away&lt;/b&gt;. Look there." in row(page, "m-1")
+    assert "到 root@box.lan:2222 的 SSH 隧道 已断开" in row(get(sources, "/?lang=zh").text, "m-1")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""SSH tunnels to engines that listen on loopback of another machine."""
