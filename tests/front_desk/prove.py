@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.front_desk import kill, limits, order, overload, shares
+from tests.front_desk import kill, limits, order, overload, redis_cost, shares
 from tests.support.proof import Chapter, Proof
 
 PROOFS: dict[str, Proof] = {
@@ -16,6 +16,7 @@ PROOFS: dict[str, Proof] = {
     "shares": shares.proof,
     "limits": limits.proof,
     "kill": kill.proof,
+    "redis": redis_cost.proof,
     "overload": overload.proof,
 }
 CHAPTER = Chapter("front-desk", PROOFS)
