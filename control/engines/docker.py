@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import docker
 import requests
+from docker.constants import DEFAULT_DOCKER_API_VERSION
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.tls import TLSConfig
 from docker.types.daemon import CancellableStream
@@ -167,9 +168,10 @@ class DockerHost:
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
-            if self._client is not None:
-                self._client.close()
-                self._client = None
+            client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):  # over ssh, closing says a last word to a process that may be gone
+                client.close()
 
     # Inside.
 
@@ -188,14 +190,26 @@ class DockerHost:
         if self._tls is not None:
             ca, certificate, key = map(str, self._tls)
             tls = TLSConfig(client_cert=(certificate, key), ca_cert=ca, verify=True)
-        try:
-            client = docker.DockerClient(
-                base_url=self.url, version="auto", timeout=CONNECT_TIMEOUT, tls=tls, use_ssh_client=True
+
+        def client(version: str) -> docker.DockerClient:
+            made = docker.DockerClient(
+                base_url=self.url, version=version, timeout=CONNECT_TIMEOUT, tls=tls, use_ssh_client=True
             )
+            # REQUESTS_CA_BUNDLE would count more than our own ca, and a proxy is for other machines.
+            made.api.trust_env = False
+            return made
+
+        try:
+            first = client(DEFAULT_DOCKER_API_VERSION)  # not "auto": that asks before anything can be set
+            try:
+                version = str(first.api.version(api_version=False)["ApiVersion"])
+            finally:
+                first.close()
+            second = client(version)
         except (DockerException, requests.RequestException, OSError) as error:
             raise self._away(error) from error
-        client.api.timeout = TIMEOUT
-        return client
+        second.api.timeout = TIMEOUT
+        return second
 
     def _away(self, error: BaseException) -> EngineError:
         reason, hint = docker_errors.unreachable(self.url, error)

@@ -106,6 +106,9 @@ class Place:
     def names(self) -> list[str]:
         return sorted(row["Name"].lstrip("/") for row in self.containers())
 
+    def running(self, name: str) -> bool:
+        return any(row["Name"] == f"/{name}" and row["State"]["Running"] for row in self.containers())
+
     def ask(self) -> int:
         """The status of one short request through the edge."""
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

@@ -32,8 +32,9 @@ def over_tls(dockerd: Dockerd, place: Place, ca: Path) -> None:
     place.write()
 
 
-def test_over_tls(dockerd: Dockerd, place: Place) -> None:
+def test_over_tls(dockerd: Dockerd, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     over_tls(dockerd, place, dockerd.folder / "ca.pem")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(dockerd.folder / "server.pem"))  # which says nothing of this host
     assert "start    m-1 on box: it has no container" in place.call("diff", code=1)
     host = DockerHost("box", load(place.folder / "fleet.yaml"), "f")
     assert host.see({IMAGE}).images[IMAGE].startswith("sha256:")
@@ -48,13 +49,16 @@ def test_another_authority_is_not_believed(dockerd: Dockerd, place: Place, tmp_p
     assert "Do hosts.*.tls name the right files" in output
 
 
+UNKNOWN = b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown", "detail": {}}]}'
+
+
 class Registry(http.server.BaseHTTPRequestHandler):
     """Answers with what ``answers`` has for the path, else 404."""
 
     answers: ClassVar[dict[str, tuple[int, str, bytes]]] = {}
 
     def do_GET(self) -> None:
-        status, kind, body = self.answers.get(self.path, (404, "application/json", b'{"errors": []}'))
+        status, kind, body = self.answers.get(self.path, (404, "application/json", UNKNOWN))
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

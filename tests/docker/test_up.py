@@ -131,14 +131,14 @@ def test_up_goes_on_after_ctrl_c_and_after_it_was_killed(place: Place) -> None:
     place.write()
     interrupted = place.start("up")
     wait_until("the first to be replaced", lambda: "signalbox-m-1.2" in place.names(), 20)
-    wait_until("its old one to be stopped", lambda: any(not row["State"]["Running"] for row in place.containers()), 20)
+    wait_until("the new one to run", lambda: place.running("signalbox-m-1.2"), 20)
     interrupted.send_signal(signal.SIGINT)
     output, _ = interrupted.communicate(timeout=20)
     assert interrupted.returncode == 1 and "Interrupted." in output and "goes on where it was" in output
     assert len(place.containers()) == 3 and place.ask() == 200
 
     killed = place.start("up")
-    wait_until("the second to be replaced", lambda: "signalbox-m-2.2" in place.names(), 30)
+    wait_until("the second to be replaced", lambda: place.running("signalbox-m-2.2"), 40)
     killed.kill()
     output, _ = killed.communicate()
     assert "finish   m-1 on box: its replacement was interrupted" in output and "replace  m-2" in output

@@ -23,7 +23,7 @@ from tests.support.dockerd import Dockerd, volumes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # a fresh checkout installs the runtime first
 
-STREAMS, TOKENS = 20, 120
+STREAMS, TOKENS = 20, 64
 
 
 def vllm_place(dockerd: Dockerd) -> Place:
@@ -89,9 +89,8 @@ def test_up_change_under_streams_and_down(dockerd: Dockerd) -> None:
         assert all(one.first.wait(60) for one in streams)
         place.engine["max_num_seqs"] = 12
         place.write()
-        assert "--max-num-seqs: 16 → 12" in place.call("diff", code=1)
         output = place.call("up", timeout=300)
-        assert "m-1: draining: waiting for" in output.replace("draining (", "draining: ")
+        assert "--max-num-seqs: 16 → 12" in output and "draining (waiting for" in output
         for one in streams:
             one.join(200)
         assert [one.end for one in streams] == ["whole"] * STREAMS

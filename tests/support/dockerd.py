@@ -16,6 +16,7 @@ from typing import Any
 
 import docker
 import psutil
+import pytest
 import trustme
 
 from tests.support.net import REPOSITORY, free_port, wait_until
@@ -44,6 +45,8 @@ class Dockerd:
             certificate.cert_chain_pems[0].write_to_path(str(self.folder / f"{name}.pem"))
 
     def __enter__(self) -> Dockerd:
+        if os.geteuid() != 0:
+            pytest.skip("NOT TESTED, because a Docker Engine of the tests' own needs root")
         network = f"10.{random.randrange(200, 250)}.{random.randrange(256)}.1/24"
         for words in (f"link add {self.bridge} type bridge", f"addr add {network} dev {self.bridge}",
                       f"link set {self.bridge} up"):  # fmt: skip
@@ -71,7 +74,7 @@ class Dockerd:
     def start(self) -> None:
         """Start it and wait until it answers."""
         program = shutil.which("dockerd")
-        assert program and os.geteuid() == 0, "these tests need dockerd (make setup-test installs it) and root"
+        assert program, "these tests need dockerd: make setup-test installs it"
         here = self.folder
         command = f"setsid --fork {program} --data-root {here}/data --exec-root {here}/exec --pidfile {here}/pid"
         command += f" -H {self.url} --bridge {self.bridge} --iptables=false --log-level warn"
