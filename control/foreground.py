@@ -22,7 +22,6 @@ from typing import Any
 
 from control.edge import apply, calls
 from control.edge.logs import rotate
-from control.edge.process import EdgeProcess
 from control.edge.site import Site, open_site, state_paths
 from control.errors import EdgeError, SignalboxError
 from control.fleet.load import LoadedFleet, load
@@ -58,7 +57,7 @@ def reload_anywhere(loaded: LoadedFleet) -> list[str]:
     Returns what happened, in words. Raises EdgeError (RenderError, FleetError) as ``apply.reload`` does.
     """
     paths = state_paths(loaded)
-    lines = calls.reload(paths) if EdgeProcess(paths).pid() is None else None
+    lines = calls.reload(paths)  # its own process does it: that one minds the log's settings, and says what happened
     return _reload(loaded) if lines is None else lines
 
 

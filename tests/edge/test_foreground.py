@@ -106,6 +106,8 @@ def test_a_hangup_reloads_and_a_broken_fleet_changes_nothing(at: Place) -> None:
         at.write(max_body="1m")
         edge.tell(signal.SIGHUP)
         wait_until("the reload", lambda: "generation 2" in edge.text(), 20)
+        at.write(max_body="2m")
+        assert "generation 3" in cli(at, "reload").stdout and "generation 3" in edge.text(), "said at both places"
         at.fleet_file.write_text("edge: {listne: 1}\n")
         edge.tell(signal.SIGHUP)
         wait_until("the complaint", lambda: "The reload failed" in edge.text() and "listne" in edge.text(), 20)
