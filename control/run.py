@@ -39,6 +39,7 @@ from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_address, daemon_pid, listen, signal_daemon
 from control.sharing.publish import publish
 from control.terminal import EngineRow, EngineTable, Steps
+from control.tunnels import report as tunnels
 
 #: Seconds for the control plane to answer after its start (it imports, binds, polls once).
 CONTROL_TIMEOUT = 30.0
@@ -78,6 +79,8 @@ def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = Fa
         # The edge comes first: when it refuses a change, no engine has been stopped for it.
         _start_edge(site, console)
         _start_control_plane(loaded, site.paths, console)
+        for line in tunnels.settled(loaded, site.paths):
+            console.print(line, markup=False, soft_wrap=True)
         if hosts is not None and planned is not None:
             containers.converge(planned, hosts, site.paths, console)
         _wait_for_engines(loaded, site.paths, console, names)

@@ -19,12 +19,28 @@ from control.paths import StatePaths
 from control.tunnels.arguments import Tunnel, tunnels
 from control.tunnels.keeper import first_status, read
 
+#: Seconds that tunnels get before `signalbox up` says which are down; it goes on then.
+SETTLE_SECONDS = 5.0
 _COLOURS = {"up": "green", "connecting": "yellow"}
 
 
 def rows(loaded: LoadedFleet, paths: StatePaths, minded: bool) -> list[dict[str, Any]]:
     """One row for each tunnel of the fleet. ``minded``: a control plane runs."""
     return [_row(tunnel, paths, minded) for tunnel in tunnels(loaded)]
+
+
+def settled(loaded: LoadedFleet, paths: StatePaths, seconds: float = SETTLE_SECONDS) -> list[str]:
+    """Wait until all tunnels of a running control plane are up, at most so long; then a line for each that is not."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = rows(loaded, paths, minded=True)
+        if all(row["state"] == "up" for row in found) or time.monotonic() > deadline:
+            return [
+                f"The tunnel to {row['id']} is {row['state']}{': ' if row['detail'] else ''}{row['detail']}"
+                for row in found
+                if row["state"] != "up"
+            ]
+        time.sleep(0.1)
 
 
 def _row(tunnel: Tunnel, paths: StatePaths, minded: bool) -> dict[str, Any]:

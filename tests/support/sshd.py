@@ -18,16 +18,17 @@ SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
 class Sshd:
-    """``with Sshd() as box``: a machine that lets this user in by key, until the block ends.
+    """``with Sshd() as box``: a machine at ``host`` that lets this user in by key, until the block ends.
 
     ``box.bin`` holds an ``ssh`` for PATH: the real one, with a configuration, a key and known hosts of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="sshd-"))
         self.port = free_port()
         self.bin = self.folder / "bin"
-        self.url = f"ssh://{getpass.getuser()}@127.0.0.1:{self.port}"
+        self.url = f"ssh://{getpass.getuser()}@{host}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         for name in ("host", "user"):
             self.new_key(name)
@@ -59,21 +60,22 @@ class Sshd:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(self.folder / name)]
         subprocess.run(command, check=True)
 
-    def let_in(self, yes: bool = True) -> None:
-        """Whether the user's key opens."""
-        self._write("authorized", (self.folder / "user.pub").read_text() if yes else "")
+    def let_in(self, yes: bool = True, options: str = "") -> None:
+        """Whether the user's key opens, and with which ``options`` of authorized_keys."""
+        key = (self.folder / "user.pub").read_text()
+        self._write("authorized", f"{options} {key}".lstrip() if yes else "")
 
     def know(self, yes: bool = True) -> None:
         """Whether the user's machine knows the host's key."""
         key = " ".join((self.folder / "host.pub").read_text().split()[:2])
-        self._write("known", f"[127.0.0.1]:{self.port} {key}\n" if yes else "")
+        self._write("known", f"[{self.host}]:{self.port} {key}\n" if yes else "")
 
     def start(self, forwarding: str = "yes") -> Sshd:
         """Start it and wait until it listens. ``forwarding``: AllowTcpForwarding."""
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # its empty folder, which a service would have made
         here = self.folder
-        config = self._write("sshd_config", f"ListenAddress 127.0.0.1:{self.port}\nHostKey {here}/host\nUsePAM no\n"
+        config = self._write("sshd_config", f"ListenAddress {self.host}:{self.port}\nHostKey {here}/host\nUsePAM no\n"
                              f"AuthorizedKeysFile {here}/authorized\nStrictModes no\nPidFile none\n"
                              f"PasswordAuthentication no\nKbdInteractiveAuthentication no\n"
                              f"AllowTcpForwarding {forwarding}\n")  # fmt: skip

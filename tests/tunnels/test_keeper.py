@@ -147,6 +147,18 @@ def test_what_keeps_it_down_is_said_with_the_cure_and_it_comes_up_after_it(
         assert names(stand) == ["m"]
 
 
+def test_a_key_that_may_open_this_one_port_is_enough(stand: Stand) -> None:
+    may = 'restrict,port-forwarding,permitopen="127.0.0.1:{}"'  # as docs/tunnels.md has it
+    with ScriptedEngine("m", port=stand.port):
+        stand.box.let_in(options=may.format(1))
+        tunnels = stand.keep()
+        stand.wait(tunnels, "down", f"does not forward to 127.0.0.1:{stand.port}")
+        stand.box.let_in(options=may.format(stand.port))
+        tunnels.reload(stand.fleet())
+        stand.wait(tunnels, "up")
+        assert names(stand) == ["m"]
+
+
 def test_a_taken_port_is_said_with_who_has_it(stand: Stand) -> None:
     with ScriptedEngine("m", port=stand.port, host=HERE) as other:
         tunnels = stand.keep()

@@ -135,7 +135,8 @@ def test_streams_pass_a_cut_is_seen_and_healed_and_a_killed_control_plane_leaves
 
 def test_a_server_that_is_away_at_the_start_is_told_and_taken_when_it_comes(place: Place) -> None:
     place.box.stop()
-    place.call("up")
+    said = place.call("up")
+    assert f"The tunnel to m-1 is down: nothing listens at 127.0.0.1 port {place.box.port}" in said
     down = place.tunnel()
     assert down["state"] == "down"
     assert f"nothing listens at 127.0.0.1 port {place.box.port} (connection refused)" in down["detail"]
