@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from control.engines.args import EngineSpec
@@ -17,7 +17,7 @@ from control.engines.containers import ContainerSpec
 from control.engines.diagnosis import Ending, Situation
 from control.engines.docker import DockerHost
 from control.engines.drain import Drain, Gate, sequences
-from control.engines.health import listens
+from control.engines.health import listens, unready
 from control.engines.log_copy import LogCopy
 from control.engines.ownership import adopted, disown, working_on
 from control.engines.plan import EVERYWHERE, Found, Step
@@ -204,7 +204,16 @@ class Converge:
                 self._host.rename(old.id, spec.name)
         except EngineError as second:
             return EngineError(f"{error.message} Its old container did not start either: {second.message}", error.hint)
+        self._until_back(spec.engine, old)
         return EngineError(f"{error.message} Its old container, with the old settings, runs again.", error.hint)
+
+    def _until_back(self, spec: EngineSpec, old: Found) -> None:
+        """Wait until the old container serves again: only then may the edge send requests there."""
+        place = self._listener(old)
+        same = replace(spec, host=place.host, port=place.port)
+        deadline = time.monotonic() + int(spec.engine.start_timeout) / 1000
+        while unready(same) and time.monotonic() < deadline and not self._tools.cancel.wait(POLL):
+            pass
 
     def _create(self, spec: ContainerSpec, mine: list[Found]) -> Found:
         """A new container beside what there is; leftovers of earlier tries that never ran go."""
