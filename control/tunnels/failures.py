@@ -14,9 +14,7 @@ from control.tunnels.arguments import ALIVE_COUNT, ALIVE_SECONDS, Tunnel, place
 #: The engine does not listen: the tunnel is well.
 NOBODY = re.compile(r"channel \d+: open failed: connect failed")
 #: The other side wants no forwarding.
-FORBIDDEN = re.compile(
-    r"channel \d+: open failed: (administratively prohibited|unknown channel type|resource shortage)"
-)
+FORBIDDEN = re.compile(r"channel \d+: open failed: administratively prohibited")
 _OPEN = re.compile(r"channel \d+: open failed: ")
 _NO_USE = re.compile(r"^\s*$|^Warning: Permanently added|^Authenticated to |^Pseudo-terminal|^\*\*|^debug\d:")
 

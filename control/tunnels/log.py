@@ -19,26 +19,26 @@ class SshLog:
         self._start = self._seen = start
 
     def news(self) -> list[str]:
-        """Whole lines since the last call, the last 16 KB of them."""
-        lines = self._read(self._seen)
-        self._seen = self._size()
-        return lines
+        """Whole lines since the last call, at most 16 KB of them: the last."""
+        begin, text = self._read(self._seen)
+        whole = text.rpartition(b"\n")[0]
+        self._seen = begin + len(whole) + 1 if whole else begin
+        return _lines(whole)
 
     def lines(self) -> list[str]:
         """The last lines of this ssh."""
-        return self._read(self._start)[-_LINES:]
+        return _lines(self._read(self._start)[1])[-_LINES:]
 
-    def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0
-
-    def _read(self, start: int) -> list[str]:
+    def _read(self, start: int) -> tuple[int, bytes]:
+        """Where what is given begins, and the end of the file; all of it when it is shorter than ``start``."""
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(0 if size < start else max(start, size - _TAIL))  # smaller: it was cut
-                return file.read(_TAIL).decode(errors="replace").replace("\r", "\n").splitlines()
+                begin = file.seek(max(0 if size < start else start, size - _TAIL))  # shorter: it was cut
+                return begin, file.read(_TAIL)
         except OSError:
-            return []
+            return start, b""
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode(errors="replace").replace("\r", "\n").splitlines()
