@@ -20,6 +20,7 @@ from control.engines.drain import Drain, Gate, sequences
 from control.engines.health import listens, unready
 from control.engines.log_copy import LogCopy
 from control.engines.ownership import adopted, disown, working_on
+from control.engines.phases import CREATED, PULLING, Span, Timeline
 from control.engines.plan import EVERYWHERE, Found, Step
 from control.engines.watch import Kept, Watch
 from control.errors import EngineError
@@ -75,11 +76,17 @@ class Converge:
         """``anew``: a container that is as asked is restarted."""
         self._step, self._host, self._tools, self._anew = step, host, tools, anew
         self._id = step.backend
+        #: The phases before the container runs: its image, and its wait until the old one has left.
+        self._pulling = Timeline(time.time(), PULLING)
+        self._before: list[Span] = []
+        self._created = 0.0
 
     def prepare(self) -> None:
         """Everything that can fail before anybody notices: above all the image. Raises EngineError."""
         if self._step.spec is not None:
+            self._pulling = Timeline(time.time(), PULLING)
             self._host.need_image(self._step.spec.image, self._progress)
+            self._before = [Span(PULLING, time.time() - self._pulling.began)]
 
     def stop(self) -> None:
         """Drain, stop and remove all containers of the backend. Raises EngineError."""
@@ -98,6 +105,7 @@ class Converge:
         spec = self._step.spec
         assert spec is not None
         with working_on(self._tools.paths, self._id, PATIENCE, self._tools.cancel.is_set):
+            self._pulling = Timeline(time.time(), PULLING)  # others may have come first since ``prepare``
             image = self._host.need_image(spec.image, self._progress)
             mine = self._mine()
             target = next((found for found in mine if _fits(found, spec, image)), None)
@@ -132,6 +140,8 @@ class Converge:
                 raise EngineError(f"{target.name} is gone: somebody removed it meanwhile.", "Run the same again.")
             if not now.alive:
                 self._say("starting", "starting")
+                if self._created:
+                    self._before.append(Span(CREATED, time.time() - self._created))
                 self._host.start(target.id)
                 now = self._host.look(target.id) or now
             folder = self._tools.paths.engine(self._id)
@@ -164,7 +174,7 @@ class Converge:
                 if watch.ready:
                     folder = self._tools.paths.engine(self._id)
                     if watch.timed:
-                        Kept(target.id, watch.phases, watch.facts).save(folder)
+                        Kept(target.id, (*self._before, *watch.phases), watch.facts).save(folder)
                     return
                 self._say("starting", startup.phase, startup.timeline.detail)
                 if now - looked > LOOK:
@@ -222,6 +232,7 @@ class Converge:
             mine.remove(found)
         used = {found.name for found in mine}
         name = next(name for name in (spec.name, *(f"{spec.name}.{n}" for n in range(2, 100))) if name not in used)
+        self._created = time.time()
         return self._host.create(spec, name)
 
     def _mine(self) -> list[Found]:
@@ -280,6 +291,11 @@ class Converge:
         if self._tools.cancel.is_set():
             raise Cancelled(self._id)
         percent = f" ({fraction:.0%})" if fraction is not None else ""
+        self._pulling.tell(f"{title}, {detail}{percent}", time.time())
+        spec = self._step.spec
+        timeout = int(spec.engine.engine.start_timeout) / 1000 if spec is not None else 0.0
+        if late := self._pulling.overdue(time.time(), timeout):
+            raise EngineError(f"The image of {self._id} {late}.", "Is the registry reachable from that host?")
         self._say("pulling", title, f"{detail}{percent}")
 
 

@@ -21,7 +21,7 @@ ORDER = (PULLING, CREATED, STARTING, LOADING, COMPILING, SIZING, WARMING, LISTIN
 #: How long (seconds) a phase may show nothing new while engine.start_timeout is ``USUAL_START`` or less. Between two
 #: signs of progress, not in all: weights may come from a slow disk for an hour when their shards are counted.
 LIMITS: Mapping[str, float] = {
-    PULLING: 900, CREATED: 60, STARTING: 300, LOADING: 600, COMPILING: 600,
+    PULLING: 900, STARTING: 300, LOADING: 600, COMPILING: 600,
     SIZING: 300, WARMING: 600, LISTING: 60, FIRST_TOKEN: 120,
 }  # fmt: skip
 #: Seconds. Whoever allows the whole more than this has a slow machine or a large model: each phase gets more as well.
