@@ -1,4 +1,7 @@
-"""Real vLLM on CPU in containers: brought up, changed under live streams, and ended when it is empty."""
+"""Real vLLM on CPU in a container: brought up, changed under live streams, and ended when it is empty.
+
+One container, because each start takes half a minute; test_up.py changes two in turn.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from tests.support.dockerd import Dockerd, volumes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # a fresh checkout installs the runtime first
 
-STREAMS, TOKENS = 20, 64
+STREAMS, TOKENS = 20, 100
 
 
 def vllm_place(dockerd: Dockerd) -> Place:
-    """Two containers with the runtime and the model of the root's fleet.yaml, which are made if they are missing."""
+    """A container with the runtime and the model of the root's fleet.yaml, which are made if they are missing."""
     subprocess.run([sys.executable, "-m", "control", "prepare"], cwd=REPOSITORY, check=True, timeout=1800)
     loaded = load(REPOSITORY / "fleet.yaml")
     (model,) = loaded.fleet.models.values()
@@ -35,11 +38,11 @@ def vllm_place(dockerd: Dockerd) -> Place:
     runtime = runtime_folder(state_paths(loaded), model.engine.version).resolve()
     folder = packaged_folder(state_paths(loaded), model.source).resolve()
     image = dockerd.image(f"vllm-cpu:{model.engine.version}", path=f"{runtime}/bin:/usr/bin:/bin")
-    place = Place(dockerd)
+    place = Place(dockerd, backends=1)
     place.fleet["hosts"]["box"]["volumes"] = [*volumes(runtime), f"{folder}:/models/smollm2"]
     written = yaml.safe_load((REPOSITORY / "fleet.yaml").read_text())["models"]["smollm2"]["engine"]
     settings = {
-        "image": image, "max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory": "256MiB",
+        "image": image, "max_model_len": 2048, "max_num_seqs": 32, "kv_cache_memory": "256MiB",
         "environment": {**written["environment"], "HOME": "/root"}, "extra_args": written["extra_args"],
         "start_timeout": "3m", "stop_timeout": "20s",
     }  # fmt: skip
@@ -77,7 +80,7 @@ def test_up_change_under_streams_and_down(dockerd: Dockerd) -> None:
     try:
         output = place.call("up", timeout=300)
         assert "m-1: starting: loading weights" in output or "sizing KV cache" in output
-        assert "m-1: ready: serving" in output and "m-2: ready: serving" in output
+        assert "m-1: ready: serving" in output
         question = [{"role": "user", "content": "What is the capital of France?"}]
         body = {"model": "m", "messages": question, "temperature": 0, "max_tokens": 20}
         answer = requests.post(f"{place.url}/v1/chat/completions", json=body, timeout=60).json()
@@ -87,14 +90,14 @@ def test_up_change_under_streams_and_down(dockerd: Dockerd) -> None:
         for one in streams:
             one.start()
         assert all(one.first.wait(60) for one in streams)
-        place.engine["max_num_seqs"] = 12
+        place.engine["max_num_seqs"] = 24
         place.write()
         output = place.call("up", timeout=300)
-        assert "--max-num-seqs: 16 → 12" in output and "draining (waiting for" in output
+        assert "--max-num-seqs: 32 → 24" in output and "draining (waiting for" in output
         for one in streams:
             one.join(200)
         assert [one.end for one in streams] == ["whole"] * STREAMS
-        assert all(_after(row, "--max-num-seqs") == ["--max-num-seqs", "12"] for row in place.containers())
+        assert [_after(row, "--max-num-seqs") for row in place.containers()] == ["24"]
 
         last = Stream(place.url)
         last.start()
@@ -107,7 +110,6 @@ def test_up_change_under_streams_and_down(dockerd: Dockerd) -> None:
     assert left == []
 
 
-def _after(row: dict[str, Any], flag: str) -> list[str]:
+def _after(row: dict[str, Any], flag: str) -> str:
     words: list[str] = row["Config"]["Cmd"]
-    at = words.index(flag)
-    return words[at : at + 2]
+    return words[words.index(flag) + 1]

@@ -60,7 +60,9 @@ class Dockerd:
                 container.remove(force=True)
         self.stop()
         subprocess.run(["ip", "link", "del", self.bridge], check=False)
-        subprocess.run(["umount", "-q", "-R", str(self.folder / "data")], check=False)
+        for mount in psutil.disk_partitions(all=True):  # namespaces of networks, layers
+            if mount.mountpoint.startswith(f"{self.folder}/"):
+                subprocess.run(["umount", "-l", mount.mountpoint], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def client(self) -> Any:
