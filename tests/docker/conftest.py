@@ -97,11 +97,6 @@ class Place:
         answer = requests.get(f"http://{self.fleet['control']['listen']}/api/fleet", timeout=5).json()
         return {row["id"]: row["engine"] or {} for row in answer["backends"]}
 
-    def backend(self) -> dict[str, Any]:
-        """The first backend as the page shows it."""
-        answer = requests.get(f"http://{self.fleet['control']['listen']}/api/fleet", timeout=5).json()
-        return dict(answer["backends"][0])
-
     def containers(self) -> list[dict[str, Any]]:
         """All containers of this fleet, as Docker describes them."""
         with self.dockerd.client() as client:
