@@ -127,6 +127,11 @@ class Converge:
             if running is not None:
                 self._end(running)
             self._finish(spec, target, old, drain)
+        except Cancelled:
+            # Nothing serves there yet, and the edge may not have seen that: it would send requests at once.
+            if drain is not None:
+                drain.leave()
+            raise
         finally:
             if drain is not None:
                 drain.release()

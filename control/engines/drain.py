@@ -101,6 +101,10 @@ class Drain:
             assert self._gate is not None
             self._gate.release(backend)
 
+    def leave(self) -> None:
+        """Go away without letting requests in: that wish runs out by itself, a little later."""
+        self._held = set()
+
     def _look(self) -> int | None:
         """How many sequences run; 0 also when no edge serves anybody, None when that is not known yet."""
         if self._gate is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from control.engines.converge import Cancelled, Converge, Tools
@@ -43,10 +42,12 @@ class Rollout:
     ) -> None:
         self._tools, self._edge = tools, edge
         self._work = [(step, Converge(step, hosts[step.host], tools, anew)) for step in steps if not step.settled]
-        self._locks: dict[str, threading.Lock] = {}
+        #: Who waits for what, or has it (the first), in the order of the plan: which backend goes first is no accident.
+        self._lines: dict[str, list[Step]] = {}
+        self._moved = threading.Condition()
         for step, _ in self._work:
             for name in claims(step):
-                self._locks.setdefault(name, threading.Lock())
+                self._lines.setdefault(name, []).append(step)
         self._failed: set[str] = set()
         #: What went wrong, by backend.
         self.failures: dict[str, SignalboxError] = {}
@@ -71,14 +72,14 @@ class Rollout:
                 raise EngineError(f"{step.backend} on {step.host}: {step.why}.")
             tell(step.backend, "waiting", "waiting for its turn")
             work.prepare()
-            with self._claimed(step):
-                if step.do == "stop":
-                    work.stop()
-                    return
-                if step.do == "replace":
-                    self._others_serve(step)
-                work.run()
-                self._found_by_edge(step)
+            self._wait_turn(step)
+            if step.do == "stop":
+                work.stop()
+                return
+            if step.do == "replace":
+                self._others_serve(step)
+            work.run()
+            self._found_by_edge(step)
         except SignalboxError as error:
             self._failed.add(step.model)
             self.failures[step.backend] = error
@@ -87,18 +88,23 @@ class Rollout:
             self._failed.add(step.model)
             self.failures[step.backend] = EngineError(f"{step.backend}: {error!r}", "This is a fault of Signalbox.")
             tell(step.backend, "failed", "failed", repr(error))
+        finally:
+            self._leave(step)
 
-    @contextlib.contextmanager
-    def _claimed(self, step: Step) -> Iterator[None]:
-        """Hold what this step needs alone: the model's turn, and its GPUs. Always in one order, so nobody blocks."""
-        with contextlib.ExitStack() as held:
+    def _wait_turn(self, step: Step) -> None:
+        """Wait for what this step needs alone: the model's turn, and its GPUs. The first of the plan never waits."""
+        names = claims(step)
+        with self._moved:
+            while any(self._lines[name][0] is not step for name in names):
+                self._go_on(step)
+                self._moved.wait(POLL)
+        self._go_on(step)
+
+    def _leave(self, step: Step) -> None:
+        with self._moved:
             for name in claims(step):
-                lock = self._locks[name]
-                while not lock.acquire(timeout=POLL):
-                    self._go_on(step)
-                held.callback(lock.release)
-            self._go_on(step)
-            yield
+                self._lines[name].remove(step)
+            self._moved.notify_all()
 
     def _go_on(self, step: Step) -> None:
         """Raises EngineError when this step shall not be done any more."""
@@ -159,8 +165,8 @@ class Rollout:
 
 
 def claims(step: Step) -> list[str]:
-    """What nobody else may use meanwhile, in a fixed order."""
-    claims = [f"1 model {step.model}"] if step.do in ("replace", "wait") else []
+    """What nobody else may use meanwhile."""
+    claims = [f"model {step.model}"] if step.do in ("replace", "wait") else []
     if step.spec is not None:
-        claims += sorted({f"2 gpu {step.host} {gpu}" for gpu in step.spec.gpus})
+        claims += sorted({f"gpu {step.host} {gpu}" for gpu in step.spec.gpus})
     return claims

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import requests
 
+from tests.front_desk.where import MEMORY, Where
 from tests.support.client import CHAT, chat, check_error
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
+from tests.support.net import wait_until
 from tests.support.proof import Row, row
 from tests.support.queueing import hold
 
@@ -31,7 +33,7 @@ class Scale:
     """Times in seconds. ``overshoot``: of the tokens that were due, so many may be taken beyond.
 
     What is under way may take more than was estimated, which is charged afterwards: in a few seconds that weighs more
-    than in minutes. ``whole``: wait until the rate is whole again, up to a minute.
+    than in minutes. ``whole``: wait until the rate is whole again, up to a minute. ``where`` it is counted.
     """
 
     seconds: float
@@ -40,13 +42,15 @@ class Scale:
     overshoot: float
     budget_requests: int
     whole: bool
+    where: Where = MEMORY
 
 
 FULL, SMALL = Scale(15, 60_000, 120, 0.02, 600, True), Scale(2, 6_000, 3, 0.15, 60, False)
 
 
-def _fleet(engine: ScriptedEngine, **limits: int) -> dict[str, Any]:
-    return {"models": {"alpha": {"backends": [{"id": "alpha-1", "url": engine.url}], "limits": limits}}}
+def _edge(engine: ScriptedEngine, where: Where, **limits: int) -> Edge:
+    fleet = {"models": {"alpha": {"backends": [{"id": "alpha-1", "url": engine.url}], "limits": limits}}}
+    return Edge(where.of(fleet))
 
 
 def crowd(work: Callable[[httpx.AsyncClient, int], Awaitable[None]], clients: int = CLIENTS) -> None:
@@ -60,8 +64,11 @@ def crowd(work: Callable[[httpx.AsyncClient, int], Awaitable[None]], clients: in
     asyncio.run(run())
 
 
-def _spent(edge: Edge) -> int:
+def _spent(edge: Edge, where: Where) -> int:
     """What the edge has written down of budgets when it ends."""
+    if where.redis is not None:
+        names = [name for name in where.redis.names() if "budget/" in name]
+        return sum(int(where.redis.call("GET", name)) for name in names)
     edge.process.stop(quit=True)
     texts = [path.read_text() for path in edge.paths.edge.glob("run/budgets-*")]
     newest = max(texts, key=lambda text: int(text.split()[0]) if text else 0)
@@ -85,7 +92,7 @@ def _seconds(text: str) -> float:
 def per_minute(scale: Scale) -> list[Row]:
     """120 requests a minute: two come back each second."""
     limit, codes = 120, []
-    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, requests_per_minute=limit)) as edge:
+    with ScriptedEngine("alpha") as engine, _edge(engine, scale.where, requests_per_minute=limit) as edge:
         began = time.monotonic()
 
         async def client(http: httpx.AsyncClient, _: int) -> None:
@@ -107,7 +114,7 @@ def per_minute(scale: Scale) -> list[Row]:
 def at_once(scale: Scale) -> list[Row]:
     """Ten at the same time, by the engine's own peak; then all ten places are there again."""
     codes: list[int] = []
-    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, concurrent=PLACES)) as edge:
+    with ScriptedEngine("alpha") as engine, _edge(engine, scale.where, concurrent=PLACES) as edge:
         until = time.monotonic() + scale.seconds
 
         async def client(http: httpx.AsyncClient, number: int) -> None:
@@ -140,7 +147,10 @@ def at_once(scale: Scale) -> list[Row]:
 def tokens(scale: Scale) -> list[Row]:
     """Tokens taken by streams and plain answers, some of whose clients leave."""
     limit = scale.tokens_per_minute
-    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, tokens_per_minute=limit, concurrent=1000)) as edge:
+    with (
+        ScriptedEngine("alpha") as engine,
+        _edge(engine, scale.where, tokens_per_minute=limit, concurrent=1000) as edge,
+    ):
         began = time.monotonic()
         until, codes = began + scale.tokens_seconds, []
 
@@ -202,7 +212,7 @@ def budget(scale: Scale) -> list[Row]:
     """What a budget has counted against what the engine has, for whole answers."""
     limit = 300_000
     numbers = itertools.count()
-    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, tokens_per_day=limit)) as edge:
+    with ScriptedEngine("alpha") as engine, _edge(engine, scale.where, tokens_per_day=limit) as edge:
 
         async def client(http: httpx.AsyncClient, _: int) -> None:
             while (number := next(numbers)) < scale.budget_requests:
@@ -212,7 +222,10 @@ def budget(scale: Scale) -> list[Row]:
         crowd(client, 20)
         edge.idle()
         used = _engine_tokens(engine)
-        spent = _spent(edge)
+        if scale.where.redis is not None:  # which is told a moment later
+            with contextlib.suppress(AssertionError):
+                wait_until("all to be settled", lambda: _spent(edge, scale.where) == used, 5)
+        spent = _spent(edge, scale.where)
     return [row("Budgets are what the engine counted", abs(spent - used), 0, "tokens apart",
                 f"{scale.budget_requests} answers, half of them streams whose clients did not ask for usage: {used} "
                 "tokens")]  # fmt: skip
@@ -225,7 +238,7 @@ def usage() -> list[Row]:
               "[DONE]"]  # fmt: skip
     lines = [f"data: {event}\n\n" for event in events]
     stream, wanted, wrong = "".join(lines), lines[0] + lines[2], 0
-    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, tokens_per_minute=100_000_000)) as edge:
+    with ScriptedEngine("alpha") as engine, _edge(engine, MEMORY, tokens_per_minute=100_000_000) as edge:
         for at in range(1, len(stream)):
             body = chat("alpha", stream=True, raw=stream, split_at=[at], split_ms=3)
             wrong += edge.chat(body).text != wanted
@@ -237,5 +250,6 @@ def usage() -> list[Row]:
 
 
 def proof(scale: Scale = FULL) -> list[Row]:
-    """All of it."""
-    return [*per_minute(scale), *at_once(scale), *tokens(scale), *budget(scale), *usage()]
+    """All of it; what clients see of a stream does not depend on where it is counted."""
+    rows = [*per_minute(scale), *at_once(scale), *tokens(scale), *budget(scale)]
+    return rows if scale.where.redis is not None else [*rows, *usage()]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
 
+from tests.front_desk.where import MEMORY, Where
 from tests.support.client import CHAT, chat, percentile
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
@@ -25,6 +26,7 @@ UNLIMITED = 100_000
 @dataclass(frozen=True)
 class Scale:
     waiters: int
+    where: Where = MEMORY
 
 
 FULL, SMALL = Scale(1500), Scale(300)
@@ -117,7 +119,7 @@ class _Run:
 
 
 def _run(scale: Scale, limit: int) -> _Run:
-    with ScriptedEngine("alpha") as engine, Edge(_fleet(engine, scale.waiters, limit)) as edge:
+    with ScriptedEngine("alpha") as engine, Edge(scale.where.of(_fleet(engine, scale.waiters, limit))) as edge:
         before = _cpu(edge)
         statuses, sent, seconds = asyncio.run(_crowd(edge.port, scale.waiters))
         used = _cpu(edge) - before
@@ -161,6 +163,7 @@ def rows(scale: Scale, outcome: Outcome) -> list[Row]:
     ]
 
 
-def proof() -> list[Row]:
+def proof(where: Where = MEMORY) -> list[Row]:
     """1,500 waiters."""
-    return rows(FULL, measure(FULL))
+    scale = replace(FULL, where=where)
+    return rows(scale, measure(scale))

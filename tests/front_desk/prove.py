@@ -7,14 +7,24 @@ keeps the figures of the others.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from tests.front_desk import kill, limits, order, overload, redis_cost, shares
-from tests.support.proof import Chapter, Proof
+from tests.front_desk.where import Where, in_redis
+from tests.support.proof import Chapter, Proof, Row
+
+
+def _limits(where: Where) -> list[Row]:
+    return limits.proof(replace(limits.FULL, where=where))
+
 
 PROOFS: dict[str, Proof] = {
     "order": order.proof,
     "shares": shares.proof,
     "limits": limits.proof,
+    "order-redis": in_redis(order.proof),
+    "shares-redis": in_redis(lambda where: shares.proof(where=where)),
+    "limits-redis": in_redis(_limits),
     "kill": kill.proof,
     "redis": redis_cost.proof,
     "overload": overload.proof,

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.front_desk.where import MEMORY, Where
 from tests.support.client import CHAT, chat
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
@@ -40,10 +41,10 @@ def _fleet(engine: ScriptedEngine) -> dict[str, Any]:
     return {"models": {"alpha": {"backends": backends, "queue": {"max_waiting": 400}}}}
 
 
-def served(seconds: float, *crowds: Crowd) -> list[str]:
+def served(where: Where, seconds: float, *crowds: Crowd) -> list[str]:
     """The keys in the order in which the engine got their requests, while all of them waited."""
     keys: dict[str, dict[str, Any]] = {one.key: {"weight": one.weight, "priority": one.priority} for one in crowds}
-    with ScriptedEngine("alpha") as engine, keyed(_fleet(engine), **keys) as edge:
+    with ScriptedEngine("alpha") as engine, keyed(where.of(_fleet(engine)), **keys) as edge:
         answers = asyncio.run(_compete(edge, seconds, crowds))
         edge.idle()
         lines = edge.log_of_all(answers)
@@ -75,11 +76,11 @@ def _of_due(order: list[str], key: str, share: float) -> float:
     return abs(Counter(order)[key] / len(order) / share - 1)
 
 
-def proof(seconds: float = 20) -> list[Row]:
+def proof(seconds: float = 20, where: Where = MEMORY) -> list[Row]:
     """Equal weights under unequal load, unequal weights, and the lowest class."""
-    equal = served(seconds, Crowd("many", 40), Crowd("few", 4))
-    weighted = served(seconds, Crowd("heavy", 16, weight=3), Crowd("light", 40))
-    classes = served(seconds, Crowd("high", 40, priority="high"), Crowd("low", 4, priority="low"))
+    equal = served(where, seconds, Crowd("many", 40), Crowd("few", 4))
+    weighted = served(where, seconds, Crowd("heavy", 16, weight=3), Crowd("light", 40))
+    classes = served(where, seconds, Crowd("high", 40, priority="high"), Crowd("low", 4, priority="low"))
     longest = max((len(list(run)) for key, run in itertools.groupby(classes) if key == "high"), default=0)
     what = "one slot, two workers"
     return [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
 from tests.front_desk import kill, limits, order, overload, redis_cost, shares
+from tests.front_desk.where import a_redis
 from tests.support.engine import ScriptedEngine
 from tests.support.proof import Row
 from tests.support.redis import needs_redis
@@ -30,6 +32,26 @@ def test_shares() -> None:
 
 def test_limits() -> None:
     kept(limits.proof(limits.SMALL))
+
+
+@needs_redis
+def test_order_in_redis() -> None:
+    with a_redis() as where:
+        scale = replace(order.SMALL, where=where)
+        rows = order.rows(scale, order.measure(scale))
+    kept([one for one in rows if one["unit"] in ("unanswered", "places")])
+
+
+@needs_redis
+def test_shares_in_redis() -> None:
+    with a_redis() as where:
+        kept(shares.proof(5, where))
+
+
+@needs_redis
+def test_limits_in_redis() -> None:
+    with a_redis() as where:
+        kept(limits.proof(replace(limits.SMALL, where=where)))
 
 
 def test_a_killed_worker() -> None:
