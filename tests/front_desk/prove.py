@@ -22,7 +22,6 @@ PROOFS: dict[str, Proof] = {
     "order": order.proof,
     "shares": shares.proof,
     "limits": limits.proof,
-    "order-redis": in_redis(order.proof),
     "shares-redis": in_redis(lambda where: shares.proof(where=where)),
     "limits-redis": in_redis(_limits),
     "kill": kill.proof,

@@ -36,10 +36,11 @@ def test_limits() -> None:
 
 @needs_redis
 def test_order_in_redis() -> None:
+    """Waiting in Redis is dear (docs/redis.md): on a busy machine a line that long is not exactly in order."""
     with a_redis() as where:
         scale = replace(order.SMALL, where=where)
         rows = order.rows(scale, order.measure(scale))
-    kept([one for one in rows if one["unit"] in ("unanswered", "places")])
+    kept([one for one in rows if one["unit"] == "unanswered"])
 
 
 @needs_redis
