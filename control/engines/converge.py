@@ -164,6 +164,8 @@ class Converge:
                 self._remove(found)
         if target.name != spec.name and target.id not in adopted(self._tools.paths):
             self._host.rename(target.id, spec.name)
+        if drain is None and self._tools.gate is not None:
+            self._tools.gate.release(self._id)  # a change that was interrupted has kept requests out
         self._say("ready", "serving")
 
     def _wait(self, spec: EngineSpec, target: Found, copy: LogCopy) -> None:

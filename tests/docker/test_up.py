@@ -138,7 +138,7 @@ def test_up_goes_on_after_ctrl_c_and_after_it_was_killed(place: Place) -> None:
     assert len(place.containers()) == 3 and place.ask() == 200
 
     killed = place.start("up")
-    wait_until("the second to be replaced", lambda: place.running("signalbox-m-2.2"), 40)
+    wait_until("the second to be replaced", lambda: place.running("signalbox-m-2.2"), 70)
     killed.kill()
     output, _ = killed.communicate()
     assert "finish   m-1 on box: its replacement was interrupted" in output and "replace  m-2" in output
