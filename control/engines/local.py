@@ -24,7 +24,7 @@ from control.engines.phases import SERVING, STARTING, times
 from control.engines.policy import Deaths, Policy
 from control.engines.prepare import LocalEngine, local_engines, model_folder, prepare
 from control.engines.processes import Record
-from control.engines.recorded import Leaver, end, engine_on, folders
+from control.engines.recorded import Leaver, Leavers, close_all, end, engine_on, folders
 from control.engines.status import EngineStatus, State
 from control.engines.watch import Kept, Watch
 from control.errors import SignalboxError
@@ -311,7 +311,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._keepers = {engine.id: Keeper(engine, paths, self._policy, gate) for engine in local_engines(loaded)}
         #: Those who end engines of backends that left the fleet.
-        self._leaving: list[Leaver] = []
+        self._leaving = Leavers()
 
     def start(self) -> None:
         """Start or adopt every engine, each in a thread; engines of backends that left the fleet are stopped."""
@@ -320,7 +320,7 @@ class Supervisor:
         with self._lock:
             for folder in folders(self._paths):
                 if folder.name not in self._keepers:
-                    self._leave(Leaver(folder, self._gate, self._policy.drain, None))
+                    self._leaving.add(Leaver(folder, self._gate, self._policy.drain, None))
             for keeper in self._keepers.values():
                 keeper.thread.start()
 
@@ -337,7 +337,7 @@ class Supervisor:
             for identity, engine in engines.items():
                 keeper = old.pop(identity, None)
                 if keeper is None:
-                    keeper = Keeper(engine, self._paths, self._policy, self._gate, self._stays(identity))
+                    keeper = Keeper(engine, self._paths, self._policy, self._gate, self._leaving.stays(identity))
                     keeper.thread.start()
                 elif keeper.engine != engine or keeper.status.state == "failed":
                     keeper.change(engine)
@@ -346,20 +346,7 @@ class Supervisor:
                 keeper.close(stop_engine=False)
                 seconds = int(keeper.engine.spec.engine.drain_timeout) / 1000
                 folder = self._paths.engine(identity)
-                self._leave(Leaver(folder, self._gate, self._policy.drain, keeper.thread, seconds))
-
-    def _leave(self, leaver: Leaver) -> None:
-        self._leaving = [other for other in self._leaving if other.thread.is_alive()]
-        self._leaving.append(leaver)
-        leaver.thread.start()
-
-    def _stays(self, identity: str) -> threading.Thread | None:
-        """A backend is in the fleet again before its engine was stopped: the thread that lets go of it."""
-        for leaver in self._leaving:
-            if leaver.id == identity and leaver.thread.is_alive():
-                leaver.close(stop_engine=False)
-                return leaver.thread
-        return None
+                self._leaving.add(Leaver(folder, self._gate, self._policy.drain, keeper.thread, seconds))
 
     def close(self) -> None:
         """Stop supervising; the engines go on running and the next supervisor adopts them."""
@@ -371,9 +358,5 @@ class Supervisor:
 
     def _close(self, stop_engines: bool) -> None:
         with self._lock:
-            all_of_them: list[Keeper | Leaver] = [*self._keepers.values(), *self._leaving]
-        for one in all_of_them:
-            one.close(stop_engines)
-        for one in all_of_them:
-            if one.thread.is_alive():
-                one.thread.join()
+            minders = [*self._keepers.values(), *self._leaving]
+        close_all(minders, stop_engines)

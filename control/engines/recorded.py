@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from control.engines import processes
 from control.engines.drain import Drain, Gate
@@ -122,3 +123,44 @@ class Leaver:
             log.exception("The %s of %s, which has left the fleet, could not be stopped.", self._what, self.id)
         finally:
             drain.release()
+
+
+class Leavers:
+    """All that end something which has left the fleet. Not for several threads: its owner has a lock."""
+
+    def __init__(self) -> None:
+        self._all: list[Leaver] = []
+
+    def __iter__(self) -> Iterator[Leaver]:
+        return iter(self._all)
+
+    def add(self, leaver: Leaver) -> None:
+        """Let one begin."""
+        self._all = [other for other in self._all if other.thread.is_alive()]
+        self._all.append(leaver)
+        leaver.thread.start()
+
+    def stays(self, identity: str) -> threading.Thread | None:
+        """A backend is in the fleet again before what it had was ended: the thread that lets go of it."""
+        for leaver in self._all:
+            if leaver.id == identity and leaver.thread.is_alive():
+                leaver.close(stop_engine=False)
+                return leaver.thread
+        return None
+
+
+class Minder(Protocol):
+    """Somebody with a thread that minds one process: a keeper, or a Leaver."""
+
+    @property
+    def thread(self) -> threading.Thread: ...
+    def close(self, stop: bool, /) -> None: ...
+
+
+def close_all(minders: Sequence[Minder], stop: bool) -> None:
+    """End all these threads, ``stop``: what they mind too; returns when none is left."""
+    for one in minders:
+        one.close(stop)
+    for one in minders:
+        if one.thread.is_alive():
+            one.thread.join()

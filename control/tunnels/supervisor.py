@@ -6,7 +6,7 @@ import threading
 
 from control.engines.drain import Gate
 from control.engines.policy import Policy
-from control.engines.recorded import Leaver, folders
+from control.engines.recorded import Leaver, Leavers, close_all, folders
 from control.fleet.load import LoadedFleet
 from control.paths import StatePaths
 from control.tunnels.arguments import Tunnel, tunnels
@@ -25,7 +25,7 @@ class Tunnels:
         self._gate = gate
         self._lock = threading.Lock()
         self._keepers = {tunnel.id: self._keeper(tunnel) for tunnel in tunnels(loaded)}
-        self._leaving: list[Leaver] = []
+        self._leaving = Leavers()
 
     def start(self) -> None:
         """Bring all up, or take over those that are; the ssh of backends that left the fleet ends when it is idle."""
@@ -49,7 +49,7 @@ class Tunnels:
             for tunnel in wanted:
                 keeper = old.pop(tunnel.id, None)
                 if keeper is None:
-                    keeper = self._keeper(tunnel, self._stays(tunnel.id))
+                    keeper = self._keeper(tunnel, self._leaving.stays(tunnel.id))
                     keeper.thread.start()
                 elif keeper.tunnel != tunnel or keeper.status.state != "up":
                     keeper.change(tunnel)
@@ -61,27 +61,13 @@ class Tunnels:
     def close(self, stop: bool) -> None:
         """End the keeping; ``stop``: the tunnels too, else the next control plane takes them over."""
         with self._lock:
-            all_of_them: list[Keeper | Leaver] = [*self._keepers.values(), *self._leaving]
-        for one in all_of_them:
-            one.close(stop)
-        for one in all_of_them:
-            if one.thread.is_alive():
-                one.thread.join()
+            minders = [*self._keepers.values(), *self._leaving]
+        close_all(minders, stop)
 
     def _keeper(self, tunnel: Tunnel, after: threading.Thread | None = None) -> Keeper:
         return Keeper(tunnel, self._paths, self._policy, self._gate, after)
 
     def _leave(self, identity: str, keeper: Keeper | None) -> None:
-        self._leaving = [other for other in self._leaving if other.thread.is_alive()]
         after, seconds = (None, None) if keeper is None else (keeper.thread, keeper.tunnel.drain_seconds)
         folder = self._paths.tunnel(identity)
-        self._leaving.append(Leaver(folder, self._gate, self._policy.drain, after, seconds, "tunnel"))
-        self._leaving[-1].thread.start()
-
-    def _stays(self, identity: str) -> threading.Thread | None:
-        """A backend is in the fleet again before its tunnel was ended: the thread that lets go of it."""
-        for leaver in self._leaving:
-            if leaver.id == identity and leaver.thread.is_alive():
-                leaver.close(stop_engine=False)
-                return leaver.thread
-        return None
+        self._leaving.add(Leaver(folder, self._gate, self._policy.drain, after, seconds, "tunnel"))

@@ -27,15 +27,13 @@ MAX_DETAIL = 1000
 MAX_LEAVING = 100
 
 
-class EngineStatusLike(Protocol):
-    """What the supervisor tells of one local engine (``control.engines.local.EngineStatus``)."""
+class StatusLike(Protocol):
+    """What is told of anything that the control plane keeps running."""
 
     @property
     def id(self) -> str: ...
     @property
     def state(self) -> str: ...
-    @property
-    def phase(self) -> str: ...
     @property
     def detail(self) -> str: ...
     @property
@@ -44,6 +42,13 @@ class EngineStatusLike(Protocol):
     def pid(self) -> int | None: ...
     @property
     def restarts(self) -> int: ...
+
+
+class EngineStatusLike(StatusLike, Protocol):
+    """What the supervisor tells of one local engine (``control.engines.local.EngineStatus``)."""
+
+    @property
+    def phase(self) -> str: ...
     @property
     def phases(self) -> tuple[Span, ...]: ...
     @property
@@ -105,23 +110,11 @@ class EngineView:
     failure: Diagnosis | None = None
 
 
-class TunnelStatusLike(Protocol):
+class TunnelStatusLike(StatusLike, Protocol):
     """What is told of the SSH tunnel to one backend (``control.tunnels.keeper.TunnelStatus``)."""
 
     @property
-    def id(self) -> str: ...
-    @property
     def target(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def since(self) -> float: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def restarts(self) -> int: ...
 
 
 @dataclass(frozen=True)
