@@ -14,8 +14,8 @@ from typing import Any
 
 import requests
 
-from control.bench.peers import SGLANG_ROUTER, VLLM_ROUTER, Peer
-from control.bench.process import pinned
+from control.bench.edge.peers import SGLANG_ROUTER, VLLM_ROUTER, Peer
+from control.bench.edge.process import pinned
 from tests.support.edge import Edge
 from tests.support.net import free_port, wait_until
 

@@ -11,7 +11,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from control.bench.peers import SGLANG_ROUTER, VLLM_ROUTER
+from control.bench.edge.peers import SGLANG_ROUTER, VLLM_ROUTER
 from tests.balancing.clients import Client, Text, closed_loop, drive, open_loop
 from tests.balancing.comparison import Repeat, facts, of_runs, ratios
 from tests.balancing.routers import OURS, Router

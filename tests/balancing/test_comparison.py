@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from control.bench.peers import SGLANG_ROUTER, VLLM_ROUTER
+from control.bench.edge.peers import SGLANG_ROUTER, VLLM_ROUTER
 from tests.balancing import comparison, hits, sharing, speed
 from tests.balancing.routers import OURS, Router
 from tests.balancing.vllm_engines import MODEL

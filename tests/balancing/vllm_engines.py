@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import requests
 import yaml
 
-from control.bench.process import pinned
+from control.bench.edge.process import pinned
 from control.engines.prepare import local_engines, prepare
 from control.fleet.load import load
 from control.paths import REPOSITORY, StatePaths

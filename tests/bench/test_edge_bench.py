@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from control.bench import client, edge, report
-from control.bench.load import CPU_LOADS, EVENTS_PER_STREAM, KEY, chat_body, parse_wrk, run_wrk
-from control.bench.process import BenchError, Tree, two_cores
-from control.bench.rows import ROWS, failed, summarize
-from control.bench.stand import fake_engine, signalbox
+from control.bench.edge import __main__ as edge
+from control.bench.edge import client, report
+from control.bench.edge.load import CPU_LOADS, EVENTS_PER_STREAM, KEY, chat_body, parse_wrk, run_wrk
+from control.bench.edge.process import BenchError, Tree, two_cores
+from control.bench.edge.rows import ROWS, failed, summarize
+from control.bench.edge.stand import fake_engine, signalbox
 from control.edge.site import client as admin_of
 from control.edge.site import open_site
 from control.fleet.load import load

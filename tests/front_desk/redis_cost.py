@@ -7,10 +7,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.bench.client import latencies
-from control.bench.load import chat_body
-from control.bench.process import two_cores
-from control.bench.stand import fake_engine, on_core, signalbox
+from control.bench.edge.client import latencies
+from control.bench.edge.load import chat_body
+from control.bench.edge.process import two_cores
+from control.bench.edge.stand import fake_engine, on_core, signalbox
 from tests.support.proof import Row, row
 from tests.support.redis import Redis
 

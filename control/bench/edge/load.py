@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.bench.process import BenchError, Tree
+from control.bench.edge.process import BenchError, Tree
 
 MODEL = "m1"
 PATH = "/v1/chat/completions"

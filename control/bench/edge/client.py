@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from control.bench.load import EVENTS_PER_STREAM, KEY, PATH
-from control.bench.process import BenchError
+from control.bench.edge.load import EVENTS_PER_STREAM, KEY, PATH
+from control.bench.edge.process import BenchError
 
 #: Longest silence that any answer of the bench may have, seconds.
 TIMEOUT_SECONDS = 60.0

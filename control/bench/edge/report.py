@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from control.bench.process import BenchError
-from control.bench.stand import NGINX, SIGNALBOX, VLLM_ROUTER
+from control.bench.edge.process import BenchError
+from control.bench.edge.stand import NGINX, SIGNALBOX, VLLM_ROUTER
 from control.paths import REPOSITORY
 
 FIGURES = REPOSITORY / "docs" / "figures" / "bench-edge.json"
@@ -148,14 +148,15 @@ def _bars(axis: Any, rows: list[Mapping[str, Any]], labels: tuple[str, ...]) -> 
 
 def main(arguments: list[str] | None = None) -> int:
     """Fill the table of docs/performance.md from the saved figures; with --check, only say whether it is up to date."""
-    parser = argparse.ArgumentParser(prog="python -m control.bench.report", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m control.bench.edge.report", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the table is out of date")
     options = parser.parse_args(arguments)
     before = DOCUMENT.read_text()
     after = filled(before, markdown(json.loads(FIGURES.read_text())))
     if options.check:
         if after != before:
-            print(f"{DOCUMENT} does not say what {FIGURES} says. Run: python -m control.bench.report", file=sys.stderr)
+            told = f"{DOCUMENT} does not say what {FIGURES} says. Run: python -m control.bench.edge.report"
+            print(told, file=sys.stderr)
         return int(after != before)
     DOCUMENT.write_text(after)
     return 0

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.bench.process import BenchError
+from control.bench.edge.process import BenchError
 from control.paths import REPOSITORY, StatePaths
 
 

@@ -24,11 +24,11 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from control.bench import client, peers, report
-from control.bench.load import CPU_LOADS, EVENTS_PER_STREAM, chat_body, cpu_microseconds, run_wrk, wrk_version
-from control.bench.process import BenchError, Tree, two_cores
-from control.bench.rows import failed, summarize
-from control.bench.stand import (
+from control.bench.edge import client, peers, report
+from control.bench.edge.load import CPU_LOADS, EVENTS_PER_STREAM, chat_body, cpu_microseconds, run_wrk, wrk_version
+from control.bench.edge.process import BenchError, Tree, two_cores
+from control.bench.edge.rows import failed, summarize
+from control.bench.edge.stand import (
     NGINX,
     PROXIES,
     SIGNALBOX,

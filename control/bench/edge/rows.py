@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from control.bench.stand import NGINX, SIGNALBOX, VLLM_ROUTER
+from control.bench.edge.stand import NGINX, SIGNALBOX, VLLM_ROUTER
 
 #: One repeat: row id → proxy (or "direct") → value in the row's unit.
 Repeat = Mapping[str, Mapping[str, float]]

@@ -12,9 +12,9 @@ from typing import Any
 
 import jinja2
 
-from control.bench import peers
-from control.bench.load import EVENTS_PER_STREAM, KEY, MODEL
-from control.bench.process import START_SECONDS, BenchError, Cores, Tree, free_port, pinned
+from control.bench.edge import peers
+from control.bench.edge.load import EVENTS_PER_STREAM, KEY, MODEL
+from control.bench.edge.process import START_SECONDS, BenchError, Cores, Tree, free_port, pinned
 from control.edge import apply
 from control.edge.binary import find_engine
 from control.edge.site import Site, client, open_site
