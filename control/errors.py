@@ -82,3 +82,7 @@ class SharingError(SignalboxError):
 
 class TuningError(SignalboxError):
     """The memory of a model cannot be calculated: no config.json, or one of an unknown kind."""
+
+
+class BenchRunError(SignalboxError):
+    """A measurement could not be made, read or compared."""
