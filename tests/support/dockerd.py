@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,17 @@ class Dockerd:
         os.kill(pid, signal.SIGTERM)
         wait_until("dockerd to end", lambda: not psutil.pid_exists(pid), 40, every=0.1)
 
-    def image(self, name: str, path: str = "/usr/local/bin:/usr/bin:/bin") -> str:
-        """An empty image that sees the machine's own programs through ``volumes``. Its PATH is ``path``."""
+    def image(
+        self, name: str, path: str = "/usr/local/bin:/usr/bin:/bin", folders: Mapping[str, int] | None = None
+    ) -> str:
+        """An empty image that sees the machine's own programs through ``volumes``. Its PATH is ``path``.
+
+        ``folders``: further ones that it has, with the account that owns each.
+        """
         with self.client() as client:
             changes = [f"ENV PATH={path}", "ENV PYTHONDONTWRITEBYTECODE=1", f"ENV PYTHONPATH={REPOSITORY}"]
             client.api.import_image_from_data(
-                _root(), repository=name.split(":")[0], tag=name.split(":")[1], changes=changes
+                _root(folders or {}), repository=name.split(":")[0], tag=name.split(":")[1], changes=changes
             )
         return name
 
@@ -133,15 +139,20 @@ def volumes(*more: Path) -> list[str]:
     return [f"{path}:{path}" for path in found]
 
 
-def _root() -> bytes:
-    """The tar file of a root with nothing but what must be there; /bin and /lib lead to /usr as on this machine."""
+def _root(folders: Mapping[str, int]) -> bytes:
+    """The tar file of a root with nothing but what must be there; /bin and /lib lead to /usr as on this machine.
+
+    /sbin is a folder of its own: Docker lays its init there.
+    """
+    wanted = {"tmp": 0o1777, "root": 0o755, "etc": 0o755, "usr": 0o755, "sbin": 0o755, "var/tmp": 0o1777}
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
-        for name, mode in (("tmp", 0o1777), ("root", 0o755), ("etc", 0o755), ("usr", 0o755), ("var/tmp", 0o1777)):
-            entry = tarfile.TarInfo(name)
+        for name, mode in {**wanted, **dict.fromkeys(folders, 0o750)}.items():
+            entry = tarfile.TarInfo(name.lstrip("/"))
             entry.type, entry.mode = tarfile.DIRTYPE, mode
+            entry.uid = entry.gid = folders.get(name, 0)
             tar.addfile(entry)
-        for name in ("bin", "sbin", "lib", "lib64"):
+        for name in ("bin", "lib", "lib64"):
             if Path("/", name).is_symlink():
                 entry = tarfile.TarInfo(name)
                 entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(Path("/", name))
