@@ -8,7 +8,8 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from control.edge.ports import holder
 from control.engines.args import EngineSpec
@@ -81,7 +82,16 @@ def _get(spec: EngineSpec, path: str, timeout: float) -> bytes:
         connection.close()
 
 
-def read_key(spec: EngineSpec) -> str:
+class HasKey(Protocol):
+    """Whatever says where an engine's key is: ``EngineSpec``, ``ResolvedBackend``."""
+
+    @property
+    def key_file(self) -> Path | None: ...
+    @property
+    def key_env(self) -> str | None: ...
+
+
+def read_key(spec: HasKey) -> str:
     """The engine's API key, read as the edge does; empty when it has none. Raises EngineError, without the key."""
     if spec.key_env is not None:
         place, text = f"The variable {spec.key_env}", os.environ.get(spec.key_env, "")

@@ -44,6 +44,12 @@ class ResolvedBackend:
     machine: str | None = None
     gpus: tuple[int | str, ...] = ()
 
+    @property
+    def url(self) -> str:
+        """Scheme, host and port, without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
 
 def resolve_backends(loaded: LoadedFleet) -> list[ResolvedBackend]:
     """All backends of the fleet in the order of the file. The same file gives the same ids."""

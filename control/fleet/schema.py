@@ -162,6 +162,15 @@ class ModelTimeouts(Strict):
     read: Milliseconds = Milliseconds(600_000)
 
 
+class Slo(Strict):
+    """What clients of a model are promised; ``signalbox advise --live`` says when it is not kept, and by which part."""
+
+    ttft: Milliseconds | None = None
+    """95 of 100 first tokens come within this time, waiting included."""
+    itl: Milliseconds | None = None
+    """95 of 100 gaps between two tokens are no longer than this."""
+
+
 class Backend(Strict):
     """One engine of a model: on ``host`` at ``port``, or already running at ``url`` and not ours to start."""
 
@@ -220,6 +229,7 @@ class Model(Strict):
     queue: Queue = Queue()
     limits: Limits = Limits()
     """What all clients together may use of this model."""
+    slo: Slo = Slo()
     fallback: Annotated[list[ModelName], Field(max_length=16)] = []
     """Models that serve while no backend of this one is ready, the first that can; the answer then says so."""
     engine: Engine | None = None

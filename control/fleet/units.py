@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _NUMBER_AND_UNIT = re.compile(r"([0-9]{1,18})([A-Za-z]*)")
+_FRACTION_OF_SECONDS = re.compile(r"([0-9]{1,9})\.([0-9]{1,3})[sS]")
 
 
 def _refuse(message: str) -> PydanticCustomError:
@@ -115,13 +116,21 @@ class Milliseconds(_Quantity):
     factors: ClassVar[dict[str, int]] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
     largest: ClassVar[int] = 7 * 24 * 3_600_000  # nginx counts timers in 32 bits of milliseconds: 24 days
     largest_text: ClassVar[str] = "168h"
-    wanted: ClassVar[str] = "a duration such as 250ms, 2s, 10m or 1h"
+    wanted: ClassVar[str] = "a duration such as 250ms, 2s, 1.5s, 10m or 1h"
     json_schema: ClassVar[JsonSchemaValue] = {
-        "description": "A duration: a number with ms, s, m or h.",
+        "description": "A duration: a number with ms, s (also 1.5s), m or h.",
         "type": "string",
-        "pattern": "^[0-9]{1,18}([mM]?[sS]|[mM]|[hH])$",
-        "examples": ["250ms", "2s", "10m", "1h"],
+        "pattern": r"^([0-9]{1,18}([mM]?[sS]|[mM]|[hH])|[0-9]{1,9}\.[0-9]{1,3}[sS])$",
+        "examples": ["250ms", "2s", "1.5s", "10m", "1h"],
     }
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """As of every quantity; seconds may have a fraction, to the millisecond."""
+        match = _FRACTION_OF_SECONDS.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return super().parse(value)
+        return cls._bounded(int(match[1]) * 1000 + int(match[2].ljust(3, "0")), value)
 
     @classmethod
     def _plain(cls, number: int) -> Self:

@@ -51,6 +51,10 @@ _M.FAMILIES = {
         name = "signalbox_prefix_known_bytes_total", kind = "counter",
         help = "Bytes of those prompts that their backend had probably seen before.",
     },
+    prefix_shared = {
+        name = "signalbox_prefix_shared_bytes_total", kind = "counter",
+        help = "Bytes of those prompts that some backend of the model had probably seen before.",
+    },
     deaths = {
         name = "signalbox_worker_deaths_total", kind = "counter", none = ZERO,
         help = "Workers of the edge that ended without their log phase: killed or crashed.",
@@ -86,8 +90,8 @@ _M.FAMILIES = {
 }
 -- In this order they are written.
 _M.ORDER = { "requests", "errors", "tokens", "retries", "unretried", "fallbacks", "connect_failures",
-             "prefix_prompt", "prefix_known", "deaths", "reaped", "trips", "trip_seconds", "wait", "ttft",
-             "itl", "duration" }
+             "prefix_prompt", "prefix_known", "prefix_shared", "deaths", "reaped", "trips", "trip_seconds",
+             "wait", "ttft", "itl", "duration" }
 
 
 return _M

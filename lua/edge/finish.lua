@@ -43,6 +43,7 @@ local function counters_of(model, backend)
             counters.unretried = metrics.counter("unretried", "model", model)
             counters.prefix_prompt = metrics.counter("prefix_prompt", "model", model, "backend", backend)
             counters.prefix_known = metrics.counter("prefix_known", "model", model, "backend", backend)
+            counters.prefix_shared = metrics.counter("prefix_shared", "model", model, "backend", backend)
         end
         by_backend[model] = counters
     end
@@ -168,6 +169,7 @@ local function count_prefix(state, counters)
     local chain = state.chain
     metrics.add(counters.prefix_prompt, chain[2 * chain.n])
     metrics.add(counters.prefix_known, state.known)
+    metrics.add(counters.prefix_shared, state.shared)
 end
 
 

@@ -53,6 +53,7 @@ function _M.begin()
         session = false,     -- what the requests of one session have in common, a number
         chain = false,       -- the hashes of its prompt
         known = false,       -- bytes of it that the backend chosen by it has probably seen
+        shared = 0,          -- ... and that any backend of the model has
         kv_tokens = 0,       -- what it takes of an engine's KV cache, estimated
         kv = false,          -- the budget that it holds them of
         slot = false,        -- the backend whose slot (of this weight) this request holds

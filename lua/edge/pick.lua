@@ -117,9 +117,9 @@ local function prefix(state, candidates, n)
     if not state.chain or not least then
         return least
     end
-    local index, known = prefix_map.choose(state.chain, state.model.by_tag, candidates, n, scores_cache,
-                                           least)
-    state.known = known
+    local index, known, shared = prefix_map.choose(state.chain, state.model.by_tag, candidates, n,
+                                                   scores_cache, least)
+    state.known, state.shared = known, shared
     return index
 end
 

@@ -64,13 +64,16 @@ end
 
 -- The index, of candidates[1..n], for a prompt: the holder of its longest known beginning whose score
 -- is close enough to the least, else the candidate at `least`. The choice is remembered. Also how many
--- bytes of the prompt the chosen one has probably seen before.
+-- bytes of the prompt the chosen one has probably seen before, and how many any backend has.
 function _M.choose(chain, by_tag, candidates, n, scores, least)
-    local chosen, known = least, 0
+    local chosen, known, shared = least, 0, 0
     local least_score = scores[least]
     for i = chain.n, 1, -1 do
         local holders, flags = dict:get(chain[2 * i - 1])
         holders_cache[i], flags_cache[i] = holders or "", flags
+        if holders and shared == 0 then
+            shared = i
+        end
         local index = holders and best_of(holders, by_tag, candidates, n, scores)
         local margin = flags == WHOLE and MARGIN_OWN or MARGIN_SHARED
         if index and within(scores[index], least_score, margin) then
@@ -79,7 +82,7 @@ function _M.choose(chain, by_tag, candidates, n, scores, least)
         end
     end
     learn(chain, known, candidates[chosen].tag)
-    return chosen, chain[2 * known] or 0
+    return chosen, chain[2 * known] or 0, chain[2 * shared] or 0
 end
 
 

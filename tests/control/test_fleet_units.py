@@ -27,7 +27,17 @@ def test_bytes(written: object, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("written", "expected"),
-    [("600s", 600_000), ("2s", 2_000), ("250ms", 250), ("10m", 600_000), ("1h", 3_600_000), ("168h", 604_800_000)],
+    [
+        ("600s", 600_000),
+        ("2s", 2_000),
+        ("1.5s", 1_500),
+        ("0.06s", 60),
+        ("0.001S", 1),
+        ("250ms", 250),
+        ("10m", 600_000),
+        ("1h", 3_600_000),
+        ("168h", 604_800_000),
+    ],
 )
 def test_milliseconds(written: object, expected: int) -> None:
     assert TypeAdapter(Milliseconds).validate_python(written) == expected
@@ -60,6 +70,9 @@ def test_milliseconds(written: object, expected: int) -> None:
         (Milliseconds, "600", "needs a unit: write 600s"),
         (Milliseconds, 0, "more than 0"),
         (Milliseconds, "0s", "more than 0"),
+        (Milliseconds, "0.000s", "more than 0"),
+        (Milliseconds, "1.5m", "must be a duration"),
+        (Milliseconds, "1.0005s", "must be a duration"),
         (Milliseconds, "-2s", "must be a duration such as"),
         (Milliseconds, "3d", "unknown unit 'd'"),
         (Milliseconds, "169h", "at most 168h"),

@@ -16,6 +16,7 @@ from tests.support.fleets import Alphabet, one_model
 from tests.support.net import REPOSITORY, wait_until
 
 PROMPT, KNOWN = "signalbox_prefix_prompt_bytes_total", "signalbox_prefix_known_bytes_total"
+SHARED = "signalbox_prefix_shared_bytes_total"
 
 
 def until(edge: Edge, expected: float, name: str, **labels: str) -> None:
@@ -55,8 +56,22 @@ class TestPrefixEstimate:
             edge.post(CHAT, talk("c" * 1000))
             until(edge, 2 * first + more + message_bytes("c" * 1000), PROMPT)
             until(edge, first, KNOWN)
+            assert edge.metric(SHARED) == first
             backends = {series for series in edge.metrics() if series.startswith(PROMPT)}
             assert backends and all('model="alpha",backend="alpha-' in series for series in backends)
+
+    def test_what_another_backend_knows_is_shared(self, engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+        """The one that has seen the conversation drains: the other one gets it, and does not know it."""
+        size = message_bytes("a" * 3000)
+        with Edge(one_model("alpha", engine, engine_2)) as edge:
+            edge.post(CHAT, talk("a" * 3000))
+            until(edge, size, PROMPT)
+            (series,) = (series for series in edge.metrics() if series.startswith(PROMPT))
+            holder = "alpha-1" if "alpha-1" in series else "alpha-2"
+            assert edge.admin("POST", f"/backends/{holder}/drain").status_code == 200
+            edge.post(CHAT, talk("a" * 3000))
+            until(edge, size, SHARED)
+            assert edge.metric(KNOWN) == 0
 
     def test_a_request_that_waits_is_counted_once(self, engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
         """The first of a line asks for a backend many times a second."""

@@ -89,6 +89,7 @@ FULL: dict[str, Any] = {
                 "tokens_per_day": 10_000_000,
                 "tokens_per_month": 100_000_000,
             },
+            "slo": {"ttft": "1.5s", "itl": "60ms"},
             "fallback": ["packaged"],
             "engine": {
                 "runtime": "vllm-cpu",
