@@ -44,6 +44,7 @@ from control.host import pid_namespace, read_host
 from control.paths import StatePaths
 from control.sharing.draining import SharedGate
 from control.sharing.repeat import Repeater
+from control.tuning.lookout import Lookout
 from control.tunnels.supervisor import Tunnels
 from control.web.app import WebSettings, create_app
 from control.web.poller import EdgeAbsent, FleetView
@@ -253,7 +254,11 @@ class Daemon:
         self._reconciler = Reconciler(loaded, paths)
         self._tunnels = Tunnels(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
-        self._view = FleetView(fleet_facts(loaded), self._edge, self._engines, read_host, tunnels=self._tunnels.status)
+        self._lookout = Lookout(loaded)
+        self._view = FleetView(
+            fleet_facts(loaded), self._edge_state, self._engines, read_host, tunnels=self._tunnels.status,
+            findings=lambda: self._lookout.findings,
+        )  # fmt: skip
         host, port = split_listen(loaded.fleet.control.listen)
         app = create_app(self._view, WebSettings(host, port, LISTENERS))
         self._server = create_server(
@@ -279,6 +284,7 @@ class Daemon:
         self._repeater.start()
         self._reconciler.start()
         self._view.start()
+        self._lookout.start()
         self._web.start()
         log.info("The page is at http://%s/", self._loaded.fleet.control.listen)
         while self._web.is_alive():
@@ -306,11 +312,17 @@ class Daemon:
                 self._supervisor.stop_all()  # the page still answers meanwhile
                 self._tunnels.close(stop=True)
             self._repeater.close()
+            self._lookout.close()
             self._view.close()
             self._server.close()
             log.info("Stopped.")
             return
         raise ControlError("the page's server ended by itself", "The lines above say why; the engines go on running.")
+
+    def _edge_state(self) -> Mapping[str, Any]:
+        state = self._edge()
+        self._lookout.note(state)
+        return state
 
     def _engines(self) -> list[EngineStatus]:
         return [*self._supervisor.status(), *self._reconciler.status()]
@@ -353,4 +365,5 @@ class Daemon:
         self._loaded = fresh
         self._edge.address = fresh.fleet.edge.admin
         self._view.set_fleet(facts)
+        self._lookout.set_fleet(fresh)
         log.info("Read fleet.yaml again: %d models, %d backends.", len(facts.models), len(facts.backends))

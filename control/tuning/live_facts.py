@@ -209,7 +209,7 @@ def engine_facts(
     ``gauges``: looks between; without any, the samples' own. ``edge``: the edge's counts at both ends. None when there
     are not two samples, or the engine was started anew meanwhile.
     """
-    if len(samples) < 2:
+    if len(samples) < 2 or samples[0].started != samples[-1].started:
         return None
     first, last = samples[0], samples[-1]
     counts: dict[str, Any] = {}

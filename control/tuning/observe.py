@@ -74,7 +74,10 @@ class Observer:
                     self.silent[backend.id] = problem
                     continue
                 self.silent.pop(backend.id, None)
-                self._samples[backend.id].append(sample)
+                samples = self._samples[backend.id]
+                if samples and samples[-1].started != sample.started:
+                    samples.clear()
+                samples.append(sample)
                 in_flight = edge.backends[backend.id].in_flight if edge and backend.id in edge.backends else None
                 gauges = Gauges(sample.running, sample.waiting, sample.kv_usage, in_flight)
                 self._gauges[backend.id].append((sample.at, gauges))

@@ -18,6 +18,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 #: Field of EngineSample → names that vLLM has had for it, the newest first.
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "started": ("process_start_time_seconds",),
     "running": ("vllm:num_requests_running",),
     "waiting": ("vllm:num_requests_waiting",),
     "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
@@ -39,7 +40,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     "iterations": ("vllm:iteration_tokens_total",),
 }
 _CACHE = "vllm:cache_config_info"
-_MEANS = ("kv_usage",)
+_MEANS = ("kv_usage", "started")
 _ENGINE_NAMES = tuple(
     name for names in (*_NUMBERS.values(), *_HISTOGRAMS.values(), (_CACHE,)) for name in names
 )  # fmt: skip
@@ -54,6 +55,8 @@ class EngineSample:
     """One engine at ``at`` (monotonic seconds). Counters and histograms since its start; ``kv_usage`` 0 to 1."""
 
     at: float
+    #: When the server's process began (Unix seconds): another one counts from 0 again.
+    started: float | None = None
     running: float | None = None
     waiting: float | None = None
     kv_usage: float | None = None

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from control.errors import EdgeError, SignalboxError
 from control.host import HostFacts
+from control.tuning.advise import Finding
 from control.web.view import (
     MAX_TEXT,
     EdgeView,
@@ -36,7 +38,7 @@ class FleetView:
     """The newest snapshot, and a way to wait for the next one.
 
     ``edge`` returns the edge's /state or raises (EdgeAbsent when it does not run); ``engines`` returns the supervisor's
-    statuses, ``tunnels`` those of SSH tunnels; ``interval`` is in seconds.
+    statuses, ``tunnels`` those of SSH tunnels, ``findings`` what is to be said of both; ``interval`` is in seconds.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class FleetView:
         host: Callable[[], HostFacts],
         interval: float = 1.0,
         tunnels: TunnelStates = lambda: (),
+        findings: Callable[[], Sequence[Finding]] = lambda: (),
     ) -> None:
         self._fleet = fleet
         self._edge = edge
         self._engines = engines
         self._host = host
         self._tunnels = tunnels
+        self._findings = findings
         self._interval = interval
         self._changed = threading.Condition()
         self._closed = False
@@ -109,6 +113,7 @@ class FleetView:
         with self._changed:
             fleet, version = self._fleet, self._snapshot.version + 1
         snapshot = merge(version, time.time(), fleet, edge, state, engines, host, self._tunnels())
+        snapshot = replace(snapshot, findings=tuple(self._findings()))
         with self._changed:
             self._snapshot = snapshot
             self._changed.notify_all()

@@ -10,6 +10,7 @@ from control.engines.diagnosis import Diagnosis
 from control.engines.facts import Facts
 from control.engines.phases import Span
 from control.host import HostFacts
+from control.tuning.advise import Finding
 
 State = Literal["starting", "ready", "busy", "draining", "suspect", "down", "misconfigured", "unknown"]
 STATES: tuple[State, ...] = get_args(State)
@@ -201,6 +202,8 @@ class Snapshot:
     models: tuple[ModelView, ...]
     backends: tuple[BackendView, ...]
     leaving: tuple[LeavingView, ...] = ()
+    #: What is to be said of engines and models (``signalbox advise``), the worst first.
+    findings: tuple[Finding, ...] = ()
 
     @property
     def ready(self) -> int:

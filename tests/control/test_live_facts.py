@@ -161,7 +161,8 @@ signalbox_ttft_seconds_count{model="m"} 3
 # Windows.
 
 FIRST = EngineSample(
-    10.0, 1, 0, 0.1, 5, 1000, 100, 1000, 500, *(histogram() for _ in range(5)), histogram(bounds=(512.0, 4096.0)),
+    10.0, 1.8e9, 1, 0, 0.1, 5, 1000, 100, 1000, 500, *(histogram() for _ in range(5)),
+    histogram(bounds=(512.0, 4096.0)),
     None, 4096, True,
 )  # fmt: skip
 
@@ -183,6 +184,7 @@ def test_a_window_counts_what_came_in_it() -> None:
     assert found.ttft is not None and found.ttft.count == 1
     assert engine_facts([FIRST]) is None
     assert engine_facts([FIRST, later(prompt_tokens=3)]) is None, "a counter fell: another process"
+    assert engine_facts([FIRST, later(started=1.9e9)]) is None, "and so it is with another start"
 
 
 def test_gauges_between_the_ends_are_what_counts() -> None:

@@ -26,7 +26,7 @@ def exposition(engine: Engine) -> bytes:
         "external_prefix_cache_hits": 0, "num_preemptions": 0, "prompt_tokens": engine.prompt_tokens,
         "generation_tokens": engine.generation_tokens,
     }  # fmt: skip
-    lines: list[str] = []
+    lines = ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {engine.started_at}"]
     for key, value in gauges.items():
         lines += [f"# HELP vllm:{key} Scripted.", f"# TYPE vllm:{key} gauge", f"vllm:{key}{{{labels}}} {float(value)}"]
     lines += ["# TYPE vllm:num_requests_waiting_by_reason gauge"]
