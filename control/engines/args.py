@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from control.errors import EngineError
-from control.fleet.arguments import release_of, vllm_settings
+from control.fleet.arguments import release_of, sequences_of, vllm_settings
 from control.fleet.schema import Engine
 from control.vllm.extra import complaints
 from control.vllm.flags import UnknownRelease, Version, flags_of
@@ -108,7 +108,7 @@ def _fence(spec: EngineSpec) -> int | None:
     nor by one large request. It stops who comes past the edge from filling a line that has no end. None where nobody
     knows how many run at the same time.
     """
-    running = spec.engine.max_num_seqs
+    running = sequences_of(spec.engine)
     if running is None:
         return None
     return max(256, 4 * running, 2 * (spec.limit or 0))

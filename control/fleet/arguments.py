@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from control.fleet.messages import Finding
 from control.fleet.schema import Engine, Fleet, Model
 from control.fleet.source import KeyPath
+from control.vllm.defaults import Device
 from control.vllm.extra import complaints
 from control.vllm.flags import (
     Flags,
@@ -20,6 +21,7 @@ from control.vllm.flags import (
     written,
 )
 from control.vllm.profiles import with_profile
+from control.vllm.refusals import refusals, told
 from control.vllm.settings import SETTINGS, SettingError, words
 
 
@@ -30,14 +32,23 @@ def vllm_settings(engine: Engine) -> dict[str, object]:
     return {field: filled[field] for field in SETTINGS if field in filled}
 
 
+def sequences_of(engine: Engine) -> int | None:
+    """How many requests the engine runs at the same time, by itself or by its profile; None when vLLM chooses."""
+    found = engine.max_num_seqs if engine.command is not None else vllm_settings(engine).get("max_num_seqs")
+    return found if isinstance(found, int) else None
+
+
 def check_arguments(fleet: Fleet) -> Iterator[Finding]:
     """Everything wrong with the vLLM settings of all models."""
     for name, model in fleet.models.items():
         if model.engine is not None:
             path: KeyPath = ("models", name, "engine")
-            yield from _scheduler(path, model.engine)
             yield from _gpus(name, model, model.engine)
-            yield from _release(path, model.engine) if model.engine.command is None else _unused(path, model.engine)
+            if model.engine.command is None:
+                yield from _refused(path, model.engine)
+                yield from _release(path, model.engine)
+            else:
+                yield from _unused(path, model.engine)
 
 
 def _gpus(name: str, model: Model, engine: Engine) -> Iterator[Finding]:
@@ -111,20 +122,11 @@ def _settings(path: KeyPath, engine: Engine, flags: Flags) -> Iterator[Finding]:
             yield Finding(place, message, error.hint, about=((*path, "version"), (*path, "image")))
 
 
-def _scheduler(path: KeyPath, engine: Engine) -> Iterator[Finding]:
-    """Combinations with which vLLM refuses to start."""
-    threshold, longest = engine.long_prefill_token_threshold, engine.max_model_len
-    if threshold is not None and longest is not None and threshold > longest:
-        message = f"{threshold} is more than max_model_len ({longest}); vLLM would not start."
-        here = (*path, "long_prefill_token_threshold")
-        yield Finding(here, message, "Lower it: no prompt is longer.", ((*path, "max_model_len"),))
-    tokens, here = engine.max_num_batched_tokens, (*path, "max_num_batched_tokens")
-    if tokens is None:
-        return
-    if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
-        message = f"{tokens} is less than max_num_seqs ({engine.max_num_seqs}); vLLM would not start."
-        yield Finding(here, message, "Raise it, or lower max_num_seqs.", ((*path, "max_num_seqs"),))
-    if engine.chunked_prefill is False and longest is not None and tokens < longest:
-        message = f"{tokens} is less than max_model_len ({longest}); vLLM would not start."
-        hint = "Without chunked prefill a whole prompt must fit in: raise it, or set 'chunked_prefill: true'."
-        yield Finding(here, message, hint, ((*path, "max_model_len"), (*path, "chunked_prefill")))
+def _refused(path: KeyPath, engine: Engine) -> Iterator[Finding]:
+    """Settings with which vLLM refuses to start, as far as they show without the model's files."""
+    release = release_of(engine) or _newest()
+    cpu = Device(0, cpu=True) if engine.runtime == "vllm-cpu" else None
+    for found in refusals(told(vllm_settings(engine), release, device=cpu, environment=engine.environment)):
+        place = (*path, found.field if getattr(engine, found.field) is not None else "profile")
+        about = tuple((*path, field) for field in found.about)
+        yield Finding(place, f"{found.text}; vLLM would not start.", found.cure, about)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control.fleet.address import split_url
+from control.fleet.arguments import sequences_of
 from control.fleet.host_schema import Host
 from control.fleet.load import LoadedFleet
 from control.fleet.schema import Backend, Engine, Model, PackagedModel
@@ -83,7 +84,8 @@ def _free_id(model: str, number: int, taken: set[str]) -> str:
 
 def _default_limit(engine: Engine | None) -> int | None:
     """Two more than run at the same time: the next ones are there when a place falls free, the others wait here."""
-    return engine.max_num_seqs + 2 if engine is not None and engine.max_num_seqs is not None else None
+    running = sequences_of(engine) if engine is not None else None
+    return None if running is None else running + 2
 
 
 def _resolve(loaded: LoadedFleet, identity: str, name: str, model: Model, backend: Backend) -> ResolvedBackend:

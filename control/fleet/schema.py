@@ -28,7 +28,7 @@ from control.fleet.shapes import (
     Word,
 )
 from control.fleet.units import Bytes, Milliseconds
-from control.vllm.profiles import Profile
+from control.vllm.profiles import Name as Profile
 
 #: What ``engine.command`` may have in braces; a brace that is meant as one is doubled.
 PLACEHOLDERS = ("port", "host", "name", "model", "python")
@@ -77,7 +77,7 @@ class Engine(InContainer):
     drain_timeout: Milliseconds = Milliseconds(600_000)
     """How long its requests may run on before it is stopped because it left the fleet, or its start changed."""
     profile: Profile = "default"
-    """Settings that go together: ``mixed`` (long prompts among short ones), ``chat``, ``rag``; see docs/arguments.md.
+    """Settings that go together: ``mixed``, ``chat``, ``rag``, ``throughput``: `signalbox profiles` shows them.
 
     What is set one by one counts more. ``default`` leaves all to vLLM.
     """

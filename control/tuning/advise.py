@@ -77,16 +77,20 @@ class Rules(Generic[F]):
     def __iter__(self) -> Iterator[Rule[F]]:
         return iter(self._all)
 
+    def add(self, rule: Rule[F]) -> None:
+        """One more, made by somebody else."""
+        self._all.append(rule)
+
     def rule(
         self, severity: Severity, when: str, source: str
     ) -> Callable[[Callable[[F], Iterable[Says]]], Callable[[F], Iterable[Says]]]:
         """Decorator: the function is a rule, and its name is the id of what it finds."""
 
-        def add(check: Callable[[F], Iterable[Says]]) -> Callable[[F], Iterable[Says]]:
-            self._all.append(Rule(check.__name__, self.kind, severity, when, source, check))
+        def written(check: Callable[[F], Iterable[Says]]) -> Callable[[F], Iterable[Says]]:
+            self.add(Rule(check.__name__, self.kind, severity, when, source, check))
             return check
 
-        return add
+        return written
 
     def findings(self, subject: str, facts: F) -> list[Finding]:
         """What all rules find, in their order."""

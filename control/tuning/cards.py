@@ -6,17 +6,32 @@ import re
 from dataclasses import dataclass
 
 from control.errors import TuningError
+from control.vllm.defaults import GIB, Device
 
-GIB = 1024**3
+__all__ = ["CARDS", "GIB", "Card", "find", "gib"]
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB, for people."""
+    return f"{size / GIB:.1f} GiB" if abs(size) >= 0.1 * GIB else f"{size / 1024**2:.0f} MiB"
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU. ``label``: what it is sold as; ``bytes``: what a program sees of it, which is less."""
+    """A GPU, or a machine that computes without one (``cpu``).
+
+    ``label``: what it is sold as; ``bytes``: what a program sees of it, which is less.
+    """
 
     name: str
     label: str
     bytes: int
+    cpu: bool = False
+
+    @property
+    def device(self) -> Device:
+        """The same as vLLM's own choices depend on it."""
+        return Device(self.bytes, self.name, self.cpu)
 
 
 def _card(name: str, label: str, gib: float) -> Card:

@@ -1,19 +1,15 @@
-"""``signalbox plan``. Thin; imports stand inside: help needs none."""
+"""``signalbox plan``, ``profiles`` and ``advise``. Thin; imports stand inside: help needs none."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from control.cli import Settings as Global
-    from control.fleet.load import LoadedFleet
     from control.tuning.cards import Card
-    from control.tuning.settings import Settings
 
 _COUNT = click.IntRange(1)
 _OVERRIDES = (
@@ -61,23 +57,14 @@ def plan_command(
     """
     from rich.console import Console
 
-    from control.tuning.architecture import read
-    from control.tuning.model_files import read_config, read_weights
     from control.tuning.plan import as_data, plan, show
-    from control.tuning.settings import types
-    from control.tuning.weights import of_config, of_total
+    from control.tuning.sources import asked_for, on_cards
+    from control.tuning.static_facts import Expected
 
-    folder, settings, own_cards = _of(ctx.obj, model, config)
-    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
-    architecture = read(read_config(config or folder))
-    plain = types(settings, architecture)[0]
-    if weights is not None:
-        found = of_total(architecture, _size(weights))
-    elif config is not None:  # what else lies beside that file may be of another model
-        found = of_config(architecture, plain, settings.quantization)
-    else:
-        found = read_weights(folder, architecture, plain, settings.quantization)
-    planned = plan(model, architecture, found, settings, _cards(cards) or own_cards, lengths)
+    overrides = {name: value for name, value in given.items() if value is not None}
+    wanted = asked_for(ctx.obj.fleet, model, config, overrides, _size(weights) if weights is not None else None)
+    facts = on_cards(wanted, _cards(cards) or wanted.cards, Expected(lengths=lengths))
+    planned = plan(model, facts)
     if as_json:
         click.echo(json.dumps(as_data(planned), indent=2))
     else:
@@ -85,55 +72,21 @@ def plan_command(
     ctx.exit(0 if planned.starts else 1)
 
 
-def _of(settings: Global, model: str, config: Path | None) -> tuple[Path, Settings, list[Card]]:
-    """The model's folder, its settings, and the cards of its hosts (else the usual ones)."""
-    from control.errors import TuningError
-    from control.fleet.load import load
-    from control.tuning import cards
-    from control.tuning.settings import of_engine
+@click.command("profiles")
+@click.option("--card", default="24GB", show_default=True, help="Whose defaults of vLLM are shown: l4, h100, 80GB ...")
+@click.option("--json", "as_json", is_flag=True, help="The profiles as JSON.")
+def profiles_command(card: str, as_json: bool) -> None:
+    """Show the profiles that `profile:` of an engine can name: their numbers, why, and for what they are."""
+    from rich.console import Console
 
-    folder = Path(model)
-    loaded = load(settings.fleet) if settings.fleet.is_file() and "/" not in model else None
-    if loaded is not None and model in loaded.fleet.models:
-        engine = loaded.fleet.models[model].engine
-        folder = _folder(loaded, model) if config is None else config.parent
-        return folder, of_engine(engine), _own_cards(loaded, model) or list(cards.CARDS)
-    if config is None and not folder.is_dir():
-        known = f" In {settings.fleet}: {', '.join(loaded.fleet.models)}." if loaded is not None else ""
-        raise TuningError(
-            f"{model} is no folder, and no model of {settings.fleet}.",
-            f"Name one of both, or give --config FILE with the model's config.json.{known}",
-        )
-    return folder, of_engine(None), list(cards.CARDS)
+    from control.tuning.cards import find
+    from control.tuning.profiles import as_data, show
 
-
-def _folder(loaded: LoadedFleet, model: str) -> Path:
-    """Where the model's files would be on this machine."""
-    from control.edge.site import state_paths
-    from control.engines.model import packaged_folder
-    from control.errors import TuningError
-
-    source = loaded.fleet.models[model].source
-    if source is None:
-        return loaded.folder / model  # nothing there: the error tells of --config
-    if not isinstance(source, str):
-        folder = packaged_folder(state_paths(loaded), source)
-        if not folder.is_dir():
-            raise TuningError(f"The model {model} is not unpacked yet.", "Run `signalbox prepare` first.")
-        return folder
-    return loaded.file(source)
-
-
-def _own_cards(loaded: LoadedFleet, model: str) -> list[Card]:
-    from control.host import read_host
-    from control.tuning.cards import Card
-
-    engine = loaded.fleet.models[model].engine
-    if engine is not None and engine.runtime == "vllm-cpu":
-        return [Card("this CPU", "", read_host().memory_total)]
-    names = dict.fromkeys(backend.host for backend in loaded.fleet.models[model].backends if backend.host)
-    hosts = [(name, loaded.fleet.hosts[name].gpu_memory) for name in names]
-    return [Card(name, memory.text(), int(memory)) for name, memory in hosts if memory is not None]
+    chosen = find(card)[0]
+    if as_json:
+        click.echo(json.dumps(as_data(chosen), indent=2))
+    else:
+        show(chosen, Console(highlight=False))
 
 
 def _cards(texts: tuple[str, ...]) -> list[Card]:

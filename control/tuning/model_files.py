@@ -46,6 +46,12 @@ def read_weights(folder: Path, model: Architecture, weight_bytes: int, quantizat
     return of_total(model, size) if isinstance(size, int) else of_config(model, weight_bytes)
 
 
+def quantized_elsewhere(folder: Path) -> bool:
+    """Whether a file of its own says how the weights are quantised, as older AWQ, GPTQ and ModelOpt files have it."""
+    names = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+    return any((folder / name).is_file() for name in names)
+
+
 def tensors(file: Path) -> Iterator[tuple[str, str, int]]:
     """Name, type and bytes of each tensor of a safetensors file (the JSON after 8 bytes of length). Or TuningError."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,35 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from control.tuning.advise import Finding, Severity, worst_first
 from control.tuning.architecture import Architecture
-from control.tuning.cards import GIB, Card
-from control.tuning.findings import findings, gib, refused
+from control.tuning.cards import GIB, gib
+from control.tuning.catalogue import static_findings
 from control.tuning.kv_cache import block_size
-from control.tuning.memory import Budget, budget
+from control.tuning.memory import Budget
 from control.tuning.settings import Settings
-from control.tuning.weights import Weights
+from control.tuning.static_facts import StaticFacts
 
 BAR_WIDTH = 52
 _PARTS = (("weights", "█", "blue"), ("activations", "▓", "magenta"), ("graphs", "▒", "yellow"),
           ("runtime", "░", "red"), ("kv_memory", "▇", "green"))  # fmt: skip
+
+
+#: What a finding is marked with, and how that is printed.
+MARKS: Mapping[Severity, str] = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "info": "[green]·[/]"}
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """A model on one card: its budget, and what is to be known of it."""
+
+    budget: Budget
+    findings: tuple[Finding, ...]
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM starts there."""
+        return self.budget.starts and all(found.severity != "error" for found in self.findings)
 
 
 @dataclass(frozen=True)
@@ -30,33 +48,34 @@ class Plan:
 
     name: str
     model: Architecture
-    weights: Weights
     settings: Settings
     lengths: tuple[int, ...]
-    budgets: tuple[Budget, ...]
+    cards: tuple[OnCard, ...]
 
     @property
     def starts(self) -> bool:
         """Whether it starts on one of the cards."""
-        return any(found.starts for found in self.budgets) and self.refusal is None
+        return any(card.starts for card in self.cards)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The budget on each card."""
+        return tuple(card.budget for card in self.cards)
 
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
         return block_size(self.model, self.budgets[0].resolved)
 
-    @property
-    def refusal(self) -> str | None:
-        """Why vLLM refuses these settings on any card, if it does."""
-        return refused(self.model, self.budgets[0].resolved.max_model_len)
 
-
-def plan(
-    name: str, model: Architecture, weights: Weights, settings: Settings, cards: Sequence[Card], lengths: Sequence[int]
-) -> Plan:
-    """The plan of one model. Raises TuningError for settings that cannot be calculated."""
-    budgets = tuple(budget(model, weights, settings, card) for card in cards)
-    return Plan(name, model, weights, settings, tuple(lengths), budgets)
+def plan(name: str, on_cards: Sequence[StaticFacts]) -> Plan:
+    """The plan of one model: facts with a budget, one for each card."""
+    first = on_cards[0]
+    assert first.model is not None
+    cards = tuple(
+        OnCard(facts.budget, tuple(static_findings(name, facts))) for facts in on_cards if facts.budget is not None
+    )
+    return Plan(name, first.model, first.settings, first.expected.lengths, cards)
 
 
 def as_data(planned: Plan) -> dict[str, Any]:
@@ -73,26 +92,25 @@ def as_data(planned: Plan) -> dict[str, Any]:
         "kv_bytes_per_token_beyond_window": layout.beyond_window,
         "kv_bytes_per_block": layout.bytes_per_block,
         "starts": planned.starts,
-        "refused": planned.refusal,
-        "cards": [_card_data(found, planned) for found in planned.budgets],
+        "cards": [_card_data(card, planned) for card in planned.cards],
     }
 
 
-def _card_data(found: Budget, planned: Plan) -> dict[str, Any]:
-    chosen = found.resolved
+def _card_data(card: OnCard, planned: Plan) -> dict[str, Any]:
+    found, chosen = card.budget, card.budget.resolved
     estimates = ["activations", "graphs", "runtime", *([] if found.weights_exact else ["weights"])]
     if planned.settings.kv_cache_memory is None:
         estimates.append("kv_memory")
     return {
         "card": found.card.name, "memory": found.card.bytes, "usable": found.usable, "weights": found.weights,
         "activations": found.activations, "graphs": found.graphs, "runtime": found.runtime,
-        "kv_memory": found.kv_memory, "estimates": estimates, "starts": found.starts and planned.refusal is None,
+        "kv_memory": found.kv_memory, "estimates": estimates, "starts": card.starts,
         "max_model_len": chosen.max_model_len, "max_num_seqs": chosen.max_num_seqs,
         "max_num_batched_tokens": chosen.max_num_batched_tokens,
         "kv_blocks": found.layout.blocks(found.kv_memory), "kv_tokens": found.tokens,
         "max_concurrency": round(found.concurrency, 2), "longest": found.longest, "tokens_each": found.tokens_each,
         "sequences": {str(length): found.sequences(length) for length in planned.lengths},
-        "findings": findings(found, planned.model, planned.weights),
+        "findings": [one.as_data() for one in card.findings],
     }  # fmt: skip
 
 
@@ -110,23 +128,21 @@ def show(planned: Plan, console: Console) -> None:
         tokens, sequences = _steps(planned.budgets[0])
         longest = planned.budgets[0].resolved.max_model_len
         console.print(f"Steps of {tokens} tokens, {sequences} sequences of at most {longest:,} tokens")
-    if planned.refusal:
-        console.print(f"[red]✗[/] {escape(planned.refusal)}", soft_wrap=True)
     console.print(_bars(planned.budgets))
     console.print(_table(planned))
-    for sentence, cards in _sentences(planned).items():
-        mark = "[green]·[/]" if all(card.starts for card in cards) else "[red]✗[/]"
-        names = ", ".join(card.card.name for card in cards) if len(cards) < len(planned.budgets) else "All"
-        console.print(f"{mark} [bold]{escape(names)}[/]: {escape(sentence)}", soft_wrap=True)
+    for (severity, sentence), names in _sentences(planned).items():
+        whose = ", ".join(names) if len(names) < len(planned.cards) else "All"
+        console.print(f"{MARKS[severity]} [bold]{escape(whose)}[/]: {escape(sentence)}", soft_wrap=True)
     console.print("[dim]≈ is an estimate: vLLM measures it at its start. All else follows from files and settings.[/]")
 
 
-def _sentences(planned: Plan) -> dict[str, list[Budget]]:
+def _sentences(planned: Plan) -> dict[tuple[Severity, str], list[str]]:
     """What is to be known → the cards of which it is true."""
-    said: dict[str, list[Budget]] = {}
-    for found in planned.budgets:
-        for sentence in findings(found, planned.model, planned.weights):
-            said.setdefault(sentence, []).append(found)
+    said: dict[tuple[Severity, str], list[str]] = {}
+    for card in planned.cards:
+        for found in worst_first(card.findings):
+            sentence = f"{found.text} {found.cure}" if found.severity != "info" else found.text
+            said.setdefault((found.severity, sentence), []).append(card.budget.card.name)
     return said
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from control.errors import TuningError
+from control.fleet.arguments import vllm_settings
 from control.fleet.schema import Engine
 from control.tuning.architecture import Architecture
-from control.tuning.cards import GIB, Card
-from control.vllm.profiles import with_profile
+from control.tuning.cards import Card
+from control.vllm.defaults import step
 
 #: vLLM 0.30 to 0.33, ``CacheConfig.gpu_memory_utilization`` of vllm/config/cache.py.
 UTILIZATION = 0.92
@@ -60,39 +61,24 @@ class Resolved:
     kv_bytes: int
 
 
-def of_engine(engine: Engine | None) -> Settings:
+def of_engine(engine: Engine) -> Settings:
     """The settings of an ``engine`` of fleet.yaml, its profile and the extra_args that matter here included."""
-    if engine is None:
-        return Settings()
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
-             "gpu_memory_utilization", "kv_cache_memory", "kv_cache_dtype", "tensor_parallel_size",
-             "pipeline_parallel_size", "dtype", "quantization", "chunked_prefill", "prefix_caching")  # fmt: skip
-    given = {name: value for name in names if (value := getattr(engine, name)) is not None}
-    merged = with_profile(engine.profile, given)
-    known = {name: value for name, value in merged.items() if name in Settings.__dataclass_fields__}
-    block = _block_size(engine.extra_args)
-    known["block_size"] = block or (128 if engine.runtime == "vllm-cpu" else 16)
+    known = {name: value for name, value in vllm_settings(engine).items() if name in Settings.__dataclass_fields__}
+    known["block_size"] = _block_size(engine.extra_args) or (128 if engine.runtime == "vllm-cpu" else 16)
     known["enforce_eager"] = "--enforce-eager" in engine.extra_args or engine.runtime == "vllm-cpu"
     return replace(Settings(), **known)  # type: ignore[arg-type]  # fields of the schema have these types
 
 
 def resolved(settings: Settings, model: Architecture, card: Card) -> Resolved:
-    """``settings`` with vLLM's choices for this card. Raises TuningError for a data type of unknown size.
-
-    Source: ``get_batch_defaults`` and ``_set_default_*`` of vllm/engine/arg_utils.py, 0.30 to 0.33, for a server.
-    """
+    """``settings`` with vLLM's choices for this card. Raises TuningError for a data type of unknown size."""
     length = settings.max_model_len or model.max_length
-    large = card.bytes >= 70 * GIB and "a100" not in card.name.lower()
-    tokens = 16_384 if card.bytes >= 160 * GIB else 8192 if large else 2048
-    sequences = 1024 if large else 256
-    step = settings.max_num_batched_tokens
-    if step is None:
-        step = max(length, tokens) if not settings.chunked_prefill else tokens
-        step = min(step, (settings.max_num_seqs or sequences) * length)
-    if settings.max_num_seqs is None:
-        sequences = min(sequences, step)
+    chosen = step(
+        settings.max_num_batched_tokens, settings.max_num_seqs, length=length, chunked=settings.chunked_prefill,
+        device=card.device, gpus=settings.tensor_parallel_size * settings.pipeline_parallel_size,
+    )  # fmt: skip
+    assert chosen.tokens is not None and chosen.sequences is not None  # length and device are known
     weights, cache = types(settings, model)
-    return Resolved(settings, length, settings.max_num_seqs or sequences, step, weights, cache)
+    return Resolved(settings, length, chosen.sequences, chosen.tokens, weights, cache)
 
 
 def types(settings: Settings, model: Architecture) -> tuple[int, int]:

@@ -190,8 +190,8 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
         (*OWN, "engine", "max_num_batched_tokens"),
         15,
         [
-            "max_num_batched_tokens: 15 is less than max_num_seqs (16); vLLM would not start.",
             "max_num_batched_tokens: 15 is less than max_model_len (4096); vLLM would not start. Without chunked",
+            "max_num_batched_tokens: 15 is less than max_num_seqs (16); vLLM would not start.",
         ],
     ),
     ((*OWN, "engine", "max_num_batched_tokens"), 4095, ["4095 is less than max_model_len (4096)"]),

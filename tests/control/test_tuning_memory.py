@@ -65,16 +65,23 @@ def test_the_article_in_numbers(tmp_path: Path) -> None:
         assert found["kv_tokens"] == found["kv_memory"] // (491_520 * 16) * 16 == tokens  # whole blocks
         assert found["max_concurrency"] == round(tokens / 4096, 2)
         assert found["tokens_each"] == each and found["sequences"] == {"1500": real}
-    assert failed["findings"][0] == (
-        "128 sequences of 4,096 tokens would take 240.0 GiB; 6.7 GiB hold 3 of them, or 112 tokens for each of 128. "
-        "Beyond that vLLM preempts: it throws away and computes again."
+    said = {one["id"]: one for one in failed["findings"]}
+    assert said["more_sequences_than_cache"]["text"] == (
+        "The KV cache (6.7 GiB) holds 14,592 tokens: 9 requests of 1,500 tokens at the same time, not 128; or 112 "
+        "tokens for each of 128. Those that run beyond that are preempted: vLLM throws their cache away and "
+        "computes it again."
     )
-    assert failed["findings"][1].startswith("Steps of 8,192 tokens for 128 sequences take about 1.4 GiB, as much as 3,")
+    assert said["more_sequences_than_cache"]["cure"].startswith("max_num_seqs: 9; or kv_cache_dtype: fp8")
+    assert said["cache_shared"]["text"].endswith("128 sequences of 4,096 would take 240.0 GiB.")
+    step = "Steps of 8,192 tokens for 128 sequences take about 1.4 GiB, as much as 3,"
+    assert said["step_costs_cache"]["text"].startswith(step)
 
 
 def test_the_article_with_sequences_longer_than_the_model(tmp_path: Path) -> None:
     found = planned(tmp_path, DEEPSEEK_7B, "--card", "24GB", "--max-model-len", "8192")
-    assert not found["starts"] and "vLLM refuses to start. At most: max_model_len: 4096." in found["refused"]
+    error = found["cards"][0]["findings"][0]
+    assert not found["starts"] and error["severity"] == "error" and "vLLM refuses to start." in error["text"]
+    assert error["id"] == "longer_than_the_model" and error["cure"] == "At most: max_model_len: 4096."
 
 
 # Architectures
@@ -266,9 +273,9 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_names_the_way_out(tmp_path: Path) -> None:
     large = planned(tmp_path, ALL["Mixtral-8x7B"], "--card", "h100")
-    assert not large["starts"] and "tensor_parallel_size: 2" in large["cards"][0]["findings"][0]
+    assert not large["starts"] and "tensor_parallel_size: 2" in large["cards"][0]["findings"][0]["cure"]
     long = planned(tmp_path, ALL["Qwen3-8B"], "--card", "l4")["cards"][0]
-    assert not long["starts"] and f"max_model_len: {long['longest']}" in long["findings"][0]
+    assert not long["starts"] and f"max_model_len: {long['longest']}" in long["findings"][0]["cure"]
     fits = planned(tmp_path, ALL["Qwen3-8B"], "--card", "l4", "--max-model-len", str(long["longest"]))
     assert fits["starts"]
 
@@ -284,7 +291,7 @@ def test_a_cache_larger_than_the_card(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--fleet", str(fleet), "plan", "m", "--json", "--card", "l40s", "--card", "l4"])
     large, small = json.loads(result.stdout)["cards"]
     assert large["kv_tokens"] == 30 * GIB // 131_072 and "kv_memory" not in large["estimates"]
-    assert large["starts"] is False and "more than the card has" in large["findings"][0]
+    assert large["starts"] is False and "more than the card has" in large["findings"][0]["text"]
     assert small["starts"] is False
 
 

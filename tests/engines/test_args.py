@@ -105,19 +105,21 @@ def test_prompts_are_not_cut_by_the_old_engine_inside_vllm() -> None:
 @pytest.mark.parametrize(
     ("given", "left"),
     [
-        ({}, {"chunked_prefill": True, "max_num_batched_tokens": 2048, "long_prefill_token_threshold": 512}),
+        ({}, {"max_num_batched_tokens": 2048, "max_num_seqs": 32, "long_prefill_token_threshold": 512}),
         ({"chunked_prefill": False}, {"chunked_prefill": False}),
         ({"max_num_seqs": 4000}, {"max_num_batched_tokens": 4000, "long_prefill_token_threshold": 512}),
         ({"max_model_len": 128}, {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 128}),
         ({"max_model_len": 128, "max_num_seqs": 4}, {"max_num_batched_tokens": 512}),
-        ({"max_num_batched_tokens": 64, "prefix_caching": False}, {"max_num_batched_tokens": 64}),
+        ({"max_num_batched_tokens": 16, "prefix_caching": False}, {"max_num_batched_tokens": 16, "max_num_seqs": 16}),
     ],
 )
 def test_a_profile_gives_way_to_what_is_given(given: dict[str, Any], left: dict[str, Any]) -> None:
     filled = with_profile("mixed", given)
     assert {**filled, **given, **left} == filled
     if given.get("chunked_prefill") is False:
-        assert set(filled) == {"chunked_prefill", "prefix_caching"}
+        assert set(filled) == {"chunked_prefill", "prefix_caching", "max_num_seqs"}
+    if given.get("max_num_batched_tokens") == 16:  # a threshold of 512 would never cut
+        assert "long_prefill_token_threshold" not in filled
 
 
 def test_the_engines_key_is_in_the_environment_and_nowhere_else() -> None:

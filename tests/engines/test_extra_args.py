@@ -116,7 +116,7 @@ def test_releases_differ() -> None:
         ("gpu_memory_utilization", 1.5, ["engine.gpu_memory_utilization: must be at most 1.0, not 1.5."]),
         ("gpu_memory_utilization", "much", ["engine.gpu_memory_utilization: must be a number, not 'much'."]),
         ("gpu_memory_utilization", 1, []),
-        ("profile", "chatty", ["engine.profile: must be 'default', 'mixed', 'chat' or 'rag', not 'chatty'."]),
+        ("profile", "chatty", ["engine.profile: must be 'default', 'mixed', 'chat', 'rag' or 'throughput'"]),
         ("tensor_parallel_size", 0, ["engine.tensor_parallel_size: must be at least 1"]),
     ],
 )  # fmt: skip

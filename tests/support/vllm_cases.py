@@ -6,13 +6,13 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from control.engines.args import EngineSpec, vllm_arguments
 from control.errors import EngineError
 from control.fleet.schema import Engine
 from control.vllm.flags import Flag, Flags
-from control.vllm.profiles import Profile
+from control.vllm.profiles import PROFILES
 
 RELEASES = ("0.8.5", "0.10.0", "0.20.0", "0.30.0", "0.32.0")
 
@@ -40,10 +40,10 @@ CASES: dict[str, dict[str, Any]] = {
     **{f"{field} alone": {field: value} for field, value in ALONE.items()},
     "chunked_prefill off": {"chunked_prefill": False},
     "prefix_caching on": {"prefix_caching": True},
-    **{f"profile {profile}": {"profile": profile} for profile in get_args(Profile)},
+    **{f"profile {profile}": {"profile": profile} for profile in PROFILES},
     **{
         f"profile {profile} on a small engine": {"profile": profile, "max_model_len": 256, "max_num_seqs": 8}
-        for profile in get_args(Profile)
+        for profile in PROFILES
     },
     "profile mixed, one setting of one's own": {"profile": "mixed", "max_num_batched_tokens": 1024},
     "profile mixed, more sequences than tokens": {"profile": "mixed", "max_num_seqs": 4000},

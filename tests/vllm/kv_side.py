@@ -1,8 +1,9 @@
 """vLLM's own arithmetic, run by the Python of its runtime: which cache its model code asks for, and how many blocks.
 
-Standard input: a JSON list of cases {config, tensor_parallel_size, pipeline_parallel_size, block_size, kv_memory,
-max_model_len, max_num_batched_tokens, lengths}; standard output: a JSON list of what vLLM says of each. The model is
-built from config.json by vLLM's own classes without memory for its weights (meta device), layer by layer.
+Standard input: JSON, ``caches`` with cases {config, tensor_parallel_size, pipeline_parallel_size, block_size,
+kv_memory, max_model_len, max_num_batched_tokens, lengths}, and ``settings`` as tests/tuning/config_side.py takes them;
+standard output: JSON with what vLLM says of each, under the same names. The model is built from config.json by vLLM's
+own classes without memory for its weights (meta device), layer by layer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from unittest import mock
 
 os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1")
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tuning"))
+
 import torch
+from config_side import verdicts
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.distributed.utils import get_pp_indices
@@ -110,13 +114,16 @@ def main() -> None:
         with set_current_vllm_config(VllmConfig()):
             init_distributed_environment(1, 0, f"file://{rendezvous.name}", 0, "gloo")
             initialize_model_parallel(1, 1)
+        asked = json.load(sys.stdin)
+        # Before caches: vLLM's second model runner is switched on for these.
+        settings = verdicts(asked["settings"])
         answers = []
-        for case in json.load(sys.stdin):
+        for case in asked["caches"]:
             try:
                 answers.append(answer(case))
             except Exception:  # the test reports it and fails
                 answers.append({"error": traceback.format_exc()[-3000:]})
-        sys.stdout.write("\n" + json.dumps(answers))
+        sys.stdout.write("\n" + json.dumps({"caches": answers, "settings": settings}))
 
 
 main()
