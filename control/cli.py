@@ -14,7 +14,7 @@ from control.cli_engines import COMMANDS, which
 from control.errors import SignalboxError
 from control.keys.commands import keys
 from control.kubernetes.commands import kubernetes_options, render_manifests
-from control.tuning.commands import plan_command, profiles_command
+from control.tuning.commands import advise_command, plan_command, profiles_command
 
 if TYPE_CHECKING:
     from control.fleet.load import LoadedFleet
@@ -290,6 +290,7 @@ def edge(settings: Settings) -> None:
 
 
 main.add_command(keys)
+main.add_command(advise_command)
 main.add_command(plan_command)
 main.add_command(profiles_command)
 for _command in COMMANDS:

@@ -17,6 +17,7 @@ from control.fleet.arguments import vllm_settings
 _KV_CACHE = re.compile(r"KV cache size: (?P<tokens>[\d,]+) tokens")
 _CONCURRENCY = re.compile(r"Maximum concurrency for (?P<length>[\d,]+) tokens per request: (?P<requests>[\d.]+)x")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(?P<tokens>\d+)")
+_OFFLOADED = re.compile(r"Total CPU offloaded parameters: (?P<size>\d+(?:\.\d+)?)")
 #: The first as 0.11 to 0.32 print it (platforms/cuda.py), the second when it was chosen by hand, the third until 0.11.
 _BACKENDS = (
     re.compile(r"Using (?P<name>\w+) attention backend out of potential backends"),
@@ -59,6 +60,8 @@ class Facts:
     pipeline_parallel_size: int | None = None
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float | None = None
+    #: Weights that lie in the machine's memory, in GiB.
+    cpu_offload_gib: float | None = None
     #: The folder or repository whose weights it serves.
     root: str = ""
 
@@ -83,6 +86,8 @@ def from_line(facts: Facts, text: str) -> Facts:
     if "Maximum concurrency" in text and (match := _CONCURRENCY.search(text)):
         length, requests = _number(match["length"]), float(match["requests"])
         return replace(facts, max_model_len=length, max_concurrency=requests)
+    if "CPU offloaded" in text and (match := _OFFLOADED.search(text)):
+        return replace(facts, cpu_offload_gib=float(match["size"]))
     if match := _CHUNKED.search(text):
         return replace(facts, chunked_prefill=True, max_num_batched_tokens=int(match["tokens"]))
     if " backend" in text and not facts.attention_backend:

@@ -38,24 +38,33 @@ def check_hosts(fleet: Fleet) -> Iterator[Finding]:
     yield from _shared_gpus(fleet)
 
 
+def gpu_shares(fleet: Fleet) -> dict[tuple[str, int | str], list[tuple[str, int, float]]]:
+    """Host and GPU → (model, number of the backend, share of the GPU's memory) of each engine that is started there.
+
+    Engines with a ``kv_cache_memory`` take what they need, which nobody knows here: they are left out.
+    """
+    found: dict[tuple[str, int | str], list[tuple[str, int, float]]] = {}
+    for name, model in fleet.models.items():
+        engine = model.engine
+        if engine is None or engine.image is None or engine.command is not None or engine.kv_cache_memory is not None:
+            continue
+        for index, backend in enumerate(model.backends):
+            for gpu in backend.gpus or ():
+                share = engine.gpu_memory_utilization or DEFAULT_SHARE
+                found.setdefault((str(backend.host), gpu), []).append((name, index, share))
+    return found
+
+
 def _shared_gpus(fleet: Fleet) -> Iterator[Finding]:
     """Engines on one GPU that together want more of its memory than there is."""
-    wanted: dict[tuple[str, int | str], float] = {}
-    for name, model in fleet.models.items():
-        for index, backend in enumerate(model.backends):
-            if model.engine is None or model.engine.image is None or model.engine.command is not None:
-                continue
-            share = model.engine.gpu_memory_utilization or DEFAULT_SHARE
-            for gpu in backend.gpus or ():
-                before = wanted.get((str(backend.host), gpu), 0.0)
-                wanted[str(backend.host), gpu] = before + share
-                if before and before + share > 1.0001 and model.engine.kv_cache_memory is None:
-                    message = (
-                        f"engines on GPU {gpu} of {backend.host} want {before + share:.0%} of its memory together."
-                    )
-                    hint = "Set gpu_memory_utilization of each so that the sum stays below 1."
-                    path: KeyPath = ("models", name, "backends", index)
-                    yield Finding(path, message, hint, (("models",),), warning=True)
+    for (host, gpu), engines in gpu_shares(fleet).items():
+        total = 0.0
+        for number, (name, index, share) in enumerate(engines):
+            total += share
+            if number and total > 1.0001:
+                message = f"engines on GPU {gpu} of {host} want {total:.0%} of its memory together."
+                hint = "Set gpu_memory_utilization of each so that the sum stays below 1."
+                yield Finding(("models", name, "backends", index), message, hint, (("models",),), warning=True)
 
 
 def volumes(host: Host, engine: Engine) -> list[tuple[str, str, bool]]:

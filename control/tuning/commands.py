@@ -89,6 +89,49 @@ def profiles_command(card: str, as_json: bool) -> None:
         show(chosen, Console(highlight=False))
 
 
+@click.command("advise")
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--prompt", "prompts", type=_COUNT, multiple=True, help="Tokens of a typical prompt; more than once.")
+@click.option("--length", "lengths", type=_COUNT, multiple=True, help="Tokens of a real request, prompt and answer.")
+@click.option("--card", "cards", multiple=True, help="l4, h100, 24GB, 22GiB ...: instead of the hosts' gpu_memory.")
+@click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
+@click.option("--strict", is_flag=True, help="Exit code 1 on warnings too.")
+@click.pass_context
+def advise_command(
+    ctx: click.Context,
+    /,
+    models: tuple[str, ...],
+    prompts: tuple[int, ...],
+    lengths: tuple[int, ...],
+    cards: tuple[str, ...],
+    as_json: bool,
+    strict: bool,
+) -> None:
+    """Say what is wrong or wasteful about the engines of fleet.yaml, and what to write instead (docs/tuning.md).
+
+    By their settings, the models' files and the hosts' GPUs, and by what each engine told at its last start. Exit code
+    1 when an engine would not start.
+    """
+    from rich.console import Console
+
+    from control.fleet.load import load
+    from control.tuning.advice import last_starts, of_fleet_and_starts
+    from control.tuning.advise import failed
+    from control.tuning.showing import as_data, show
+    from control.tuning.static_facts import Expected
+    from control.up import require_known
+
+    loaded = load(ctx.obj.fleet)
+    require_known(loaded, models)
+    expected = Expected(prompts, lengths)
+    advice = of_fleet_and_starts(loaded, last_starts(loaded), models, expected, _cards(cards))
+    if as_json:
+        click.echo(json.dumps(as_data(advice), indent=2))
+    else:
+        show(advice, Console(highlight=False))
+    ctx.exit(1 if failed(advice.findings, strict) else 0)
+
+
 def _cards(texts: tuple[str, ...]) -> list[Card]:
     from control.tuning.cards import find
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,12 @@ from control.tuning.catalogue import static_findings
 from control.tuning.kv_cache import block_size
 from control.tuning.memory import Budget
 from control.tuning.settings import Settings
+from control.tuning.showing import MARKS
 from control.tuning.static_facts import StaticFacts
 
 BAR_WIDTH = 52
 _PARTS = (("weights", "█", "blue"), ("activations", "▓", "magenta"), ("graphs", "▒", "yellow"),
           ("runtime", "░", "red"), ("kv_memory", "▇", "green"))  # fmt: skip
-
-
-#: What a finding is marked with, and how that is printed.
-MARKS: Mapping[Severity, str] = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "info": "[green]·[/]"}
 
 
 @dataclass(frozen=True)

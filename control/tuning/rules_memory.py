@@ -102,18 +102,16 @@ def cache_shared(facts: StaticFacts) -> Iterator[Says]:
     if budget is None or not budget.starts:
         return
     sequences, longest, each = budget.resolved.max_num_seqs, budget.resolved.max_model_len, budget.tokens_each
-    whole = budget.sequences(longest)
-    if whole >= sequences:
-        yield Says(
-            f"{_room(budget)}: all {sequences:,} sequences fit, even at {longest:,} tokens each; none is preempted.",
-            "Nothing.",
-        )
+    whole, length = budget.sequences(longest), max(facts.expected.lengths, default=longest)
+    if budget.sequences(length) >= sequences:
+        even = f"even at {length:,}" if length == longest else f"at {length:,}"
+        yield Says(f"{_room(budget)}: all {sequences:,} sequences fit, {even} tokens each.", "Nothing is to be done.")
         return
     needed = sequences * budget.layout.blocks_for(longest) * budget.layout.bytes_per_block
     yield Says(
         f"{_room(budget)}: {whole:,} sequences of {longest:,}, or {each:,} tokens for each of {sequences:,}. "
         f"{sequences:,} sequences of {longest:,} would take {gib(needed)}.",
-        "Say how long requests really are: `signalbox advise --length N`.",
+        "To know what that means for yours, say how long they are: `signalbox advise --length N`.",
     )
 
 

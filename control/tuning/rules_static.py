@@ -147,6 +147,20 @@ def prompts_in_one_piece(facts: StaticFacts) -> Iterator[Says]:
     )
 
 
+@RULES.rule("info", "a step that holds the longest prompt as a whole", _SCHEDULER)
+def step_holds_any_prompt(facts: StaticFacts) -> Iterator[Says]:
+    """Chunked prefill is on, and cuts nothing."""
+    tokens, length, cut = facts.tokens, facts.length, facts.told.number("long_prefill_token_threshold")
+    if not facts.told.chunked or tokens is None or length is None or tokens < length or (cut and cut < length):
+        return
+    yield Says(
+        f"A step of {tokens:,} tokens holds the longest prompt ({length:,}) as a whole, so chunked prefill never cuts: "
+        "running answers stand still while a long prompt is read, as they would without it.",
+        f"If answers matter more than the prompt: max_num_batched_tokens: {max(512, length // 4)}, or "
+        f"long_prefill_token_threshold: {max(256, length // 8)}.",
+    )
+
+
 @RULES.rule("info", "`long_prefill_token_threshold` that changes nothing", _SCHEDULER)
 def threshold_without_effect(facts: StaticFacts) -> Iterator[Says]:
     """It is a part of the step."""

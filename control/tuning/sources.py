@@ -70,8 +70,11 @@ def of_fleet(loaded: LoadedFleet, name: str) -> Wanted:
         return replace(wanted, missing=error.message)
 
 
-def on_cards(wanted: Wanted, cards: Sequence[Card], expected: Expected) -> list[StaticFacts]:
-    """The facts about this model on each of the cards. Raises TuningError where its memory cannot be calculated."""
+def on_cards(wanted: Wanted, cards: Sequence[Card | None], expected: Expected) -> list[StaticFacts]:
+    """The facts about this model on each of the cards (None: not known which).
+
+    Raises TuningError where its memory cannot be calculated.
+    """
     return [
         facts_of(
             vllm_settings(wanted.engine), wanted.settings, flags_of(release_of(wanted.engine)),

@@ -22,6 +22,10 @@ class Expected:
     lengths: tuple[int, ...] = ()
 
 
+#: Nobody says it.
+UNKNOWN = Expected()
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What the fleet says around the engine. ``limits``: of its backends, None for one without."""
@@ -29,6 +33,10 @@ class Surroundings:
     limits: tuple[int | None, ...] = ()
     policy: str = "least_loaded"
     kv_budget: bool = True
+
+
+#: No fleet is around it.
+ALONE = Surroundings()
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,8 @@ class StaticFacts:
     model: Architecture | None = None
     weights: Weights | None = None
     budget: Budget | None = None
-    expected: Expected = Expected()
-    around: Surroundings = Surroundings()
+    expected: Expected = UNKNOWN
+    around: Surroundings = ALONE
 
     @property
     def tokens(self) -> int | None:
@@ -77,7 +85,7 @@ def bounds(model: Architecture, stored_elsewhere: bool = False) -> ModelBounds:
 def facts_of(
     given: Mapping[str, object], settings: Settings, flags: Flags, *, environment: Mapping[str, str] | None = None,
     extra_args: Sequence[str] = (), model: Architecture | None = None, weights: Weights | None = None,
-    card: Card | None = None, expected: Expected = Expected(), around: Surroundings = Surroundings(),
+    card: Card | None = None, expected: Expected = UNKNOWN, around: Surroundings = ALONE,
     stored_elsewhere: bool = False,
 ) -> StaticFacts:  # fmt: skip
     """The facts about one engine on one card; ``given``: field → value, as vLLM is told, ``settings`` the same.

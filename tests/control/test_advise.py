@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 
+from control.cli import main
+from control.engines.facts import Facts, from_line
 from control.fleet.arguments import release_of, vllm_settings
 from control.fleet.schema import Engine
+from control.paths import REPOSITORY
 from control.tuning.advise import Finding, failed, worst_first
 from control.tuning.architecture import read
 from control.tuning.cards import Card, find
 from control.tuning.catalogue import catalogue, static_findings
+from control.tuning.rules_log import RULES as LOG_RULES
+from control.tuning.rules_log import StartFacts
 from control.tuning.rules_memory import GPU_RULES, GpuFacts
 from control.tuning.settings import of_engine
 from control.tuning.static_facts import Expected, StaticFacts, Surroundings, facts_of
 from control.tuning.weights import of_config
 from control.vllm.flags import flags_of
 from tests.support.model_configs import ALL
+from tests.support.proof import between_marks
 
 (RTX_4090,) = find("4090")
 IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -79,6 +90,8 @@ SPEAKS: dict[str, tuple[StaticFacts, StaticFacts, str]] = {
         facts(LLAMA, max_num_batched_tokens=9000, max_num_seqs=1), facts(LLAMA, max_num_batched_tokens=8192,
         max_num_seqs=1), "max_num_batched_tokens: 8192"),
     "prompts_in_one_piece": (facts(LLAMA, chunked_prefill=False), facts(LLAMA, chunked_prefill=True), "8,192"),
+    "step_holds_any_prompt": (
+        facts(DEEPSEEK, max_num_batched_tokens=8192), facts(DEEPSEEK, max_num_batched_tokens=2048), "8,192"),
     "threshold_without_effect": (
         facts(max_num_batched_tokens=2048, long_prefill_token_threshold=2048),
         facts(max_num_batched_tokens=2048, long_prefill_token_threshold=512), "such as 512"),
@@ -113,6 +126,41 @@ def test_a_rule_speaks_where_it_should_and_only_there(rule: str) -> None:
     assert rule not in ids(elsewhere)
 
 
+def started(before: StaticFacts, **told: Any) -> StartFacts:
+    return StartFacts(Facts(**told), before)
+
+
+PLANNED = facts(LLAMA, max_num_seqs=32)
+#: Rule on a start → what an engine told for which it speaks, such for which it does not, and a number of its text.
+TOLD: dict[str, tuple[StartFacts, StartFacts, str]] = {
+    "not_chunking": (
+        started(PLANNED, chunked_prefill=False), started(PLANNED), "in one piece"),
+    "not_caching": (
+        started(PLANNED, prefix_caching=False), started(facts(prefix_caching=False), prefix_caching=False), "prefixes"),
+    "cache_below_plan": (
+        started(PLANNED, kv_cache_tokens=20_000, gpu_memory_utilization=0.92),
+        started(PLANNED, kv_cache_tokens=60_000), "20,000 tokens at gpu_memory_utilization 0.92"),
+    "concurrency_below_sequences": (
+        started(PLANNED, max_concurrency=5.1, kv_cache_tokens=41_000, max_model_len=8192),
+        started(PLANNED, max_concurrency=40.0), "5.1 requests of 8,192 tokens fit at once, and max_num_seqs is 32"),
+    "slow_attention": (
+        started(PLANNED, attention_backend="FLEX_ATTENTION"), started(PLANNED, attention_backend="FLASH_ATTN"), "FLEX"),
+    "weights_offloaded": (started(PLANNED, cpu_offload_gib=10.2), started(PLANNED), "10.2 GiB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", TOLD)
+def test_a_rule_on_a_start_speaks_where_it_should_and_only_there(rule: str) -> None:
+    there, elsewhere, words = TOLD[rule]
+    (found,) = [one for one in LOG_RULES.findings("m-1", there) if one.id == rule]
+    assert found.subject == "m-1" and words in f"{found.text} {found.cure}"
+    assert rule not in {one.id for one in LOG_RULES.findings("m-1", elsewhere)}
+
+
+def test_offloaded_weights_are_read_in_the_log() -> None:
+    assert from_line(Facts(), "Total CPU offloaded parameters: 10.2").cpu_offload_gib == 10.2
+
+
 def test_gpus_that_are_promised_twice() -> None:
     (found,) = GPU_RULES.findings("gpu-a, GPU 0", GpuFacts({"a-1": 0.92, "b-1": 0.92}))
     assert found.id == "gpu_promised_twice" and "184%" in found.text and found.cure.endswith("0.47 for each.")
@@ -123,6 +171,7 @@ def test_names_are_used_once_and_every_rule_has_a_case() -> None:
     names = [rule.id for rule in catalogue()]
     assert len(set(names)) == len(names)
     assert {rule.id for rule in catalogue() if rule.kind == "static"} == {*SPEAKS, "gpu_promised_twice"}
+    assert {rule.id for rule in catalogue() if rule.kind == "log"} == set(TOLD)
 
 
 def test_order_and_exit_code() -> None:
@@ -130,3 +179,87 @@ def test_order_and_exit_code() -> None:
     assert worst_first([info, warning, error]) == [error, warning, info]
     assert failed([warning, error]) and not failed([info, warning]) and failed([info, warning], strict=True)
     assert not failed([info], strict=True)
+
+
+# The command, and the page of the docs
+
+
+def fleet(folder: Path, tokens: int, sequences: int, **engine: Any) -> Path:
+    """The settings of docs/tuning.md's example as a fleet.yaml: a 24 GB card, deepseek-llm-7b by its config.json."""
+    (folder / "deepseek").mkdir(exist_ok=True)
+    (folder / "deepseek" / "config.json").write_text(json.dumps(ALL[DEEPSEEK]))
+    host = {"address": "192.0.2.2", "docker": "ssh://ops@192.0.2.2", "gpus": 1, "gpu_memory": "24166MiB"}
+    own = {
+        "image": "vllm/vllm-openai:v0.30.1", "max_model_len": 4096, "gpu_memory_utilization": 0.9,
+        "max_num_batched_tokens": tokens, "max_num_seqs": sequences, **engine,
+    }  # fmt: skip
+    model = {"source": "./deepseek", "engine": own, "backends": [{"host": "gpu-a", "port": 8000, "gpus": [0]}]}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"hosts": {"gpu-a": host}, "models": {"deepseek-7b": model}}))
+    return path
+
+
+def advise(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--fleet", str(path), "advise", *arguments])
+
+
+def test_the_settings_that_failed_and_those_that_worked(tmp_path: Path) -> None:
+    failed_then = advise(fleet(tmp_path, 8192, 128), "--length", "500", "--strict")
+    assert failed_then.exit_code == 1, failed_then.output
+    shown = (REPOSITORY / "docs" / "tuning.md").read_text().split("says of the first:\n\n```\n")[1].split("```")[0]
+    assert shown.count("\n") == 6
+    for line in shown.splitlines():
+        assert line in failed_then.stdout.splitlines()
+    worked_then = advise(fleet(tmp_path, 2048, 32), "--length", "500", "--strict")
+    assert worked_then.exit_code == 0, worked_then.output
+    assert "all 32 sequences fit, at 500 tokens each" in worked_then.stdout
+    assert "comes after 2 steps when it is alone, after 3 steps" in worked_then.stdout
+    assert worked_then.stdout.endswith("0 errors, 0 warnings, 2 to know.\n")
+
+
+def test_errors_end_with_1_and_json_has_everything(tmp_path: Path) -> None:
+    path = fleet(tmp_path, 2048, 32, max_model_len=8192)
+    result = advise(path, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["unseen"] == {} and found["findings"][0]["id"] == "longer_than_the_model"
+    assert set(found["findings"][0]) == {"id", "severity", "subject", "text", "cure", "source"}
+    path.write_text(path.read_text().replace("./deepseek", "./nowhere"))
+    result = advise(path)
+    assert result.exit_code == 0 and "deepseek-7b: its memory was not looked at. There is no" in result.stdout
+    assert advise(path, "other").exit_code == 1
+
+
+def test_what_the_last_start_told_is_looked_at(tmp_path: Path) -> None:
+    path = fleet(tmp_path, 2048, 32)
+    folder = tmp_path / ".signalbox" / "engines" / "deepseek-7b-1"
+    folder.mkdir(parents=True)
+    facts_told = {"kv_cache_tokens": 9000, "max_concurrency": 2.2, "chunked_prefill": False, "unheard": 1}
+    (folder / "startup.json").write_text(json.dumps({"life": "x", "phases": [], "facts": facts_told}))
+    told = {
+        one["id"]: one for one in json.loads(advise(path, "--json").stdout)["findings"] if one["subject"][-2:] == "-1"
+    }
+    assert set(told) == {"cache_below_plan", "not_chunking", "concurrency_below_sequences"}
+    assert "9,000 tokens; planned were 16,480" in told["cache_below_plan"]["text"]
+
+
+def findings_table() -> str:
+    """The table of docs/tuning.md: rules by where their facts come from."""
+    lines = []
+    titles = {"static": "Settings, before a start", "log": "The last start", "live": "A running engine"}
+    for kind, title in titles.items():
+        lines += ["", f"**{title}**", "", "| finding | | when | from |", "|---|---|---|---|"]
+        lines += [
+            f"| `{rule.id}` | {rule.severity} | {rule.when} | {rule.source} |"
+            for rule in catalogue() if rule.kind == kind
+        ]  # fmt: skip
+    return "\n".join([*lines[1:], ""])
+
+
+def test_the_docs_have_every_finding() -> None:
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest writes the table."""
+    path = REPOSITORY / "docs" / "tuning.md"
+    text = between_marks(path.read_text(), "findings", findings_table())
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert path.read_text() == text

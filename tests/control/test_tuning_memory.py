@@ -163,7 +163,7 @@ def test_settings_of_an_engine() -> None:
          "extra_args": ["--block-size", "32", "--enforce-eager"]}
     )  # fmt: skip
     found = of_engine(engine)
-    assert (found.max_num_batched_tokens, found.block_size, found.enforce_eager) == (8192, 32, True)
+    assert (found.max_num_batched_tokens, found.block_size, found.enforce_eager) == (4096, 32, True)
     model = read(LLAMA3_8B)
     whole = layout(model, resolved(Settings(), model, RTX_4090)).bytes_per_token
     assert layout(model, resolved(found, model, RTX_4090)).bytes_per_token == whole // 4  # two GPUs, one byte

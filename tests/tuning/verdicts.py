@@ -79,9 +79,19 @@ def _words(field: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
+#: What chance seldom draws.
+_CHOSEN = (
+    Case("Meta-Llama-3-8B", {"chunked_prefill": False, "max_num_batched_tokens": 8191}, [], {}),
+    Case("Meta-Llama-3-8B", {"chunked_prefill": False, "max_num_batched_tokens": 8192}, [], {}),
+    Case("Meta-Llama-3-8B", {"tensor_parallel_size": 3}, [], {}),
+    Case("gemma-3-27b", {"dtype": "half"}, [], {}),
+    Case("Meta-Llama-3-8B", {"max_num_batched_tokens": 512, "max_num_seqs": 128}, ["--enforce-eager"], {}),
+)
+
+
 def cases(count: int) -> list[Case]:
-    """As many random cases; the same ones each time."""
-    found: list[Case] = []
+    """A few chosen cases and as many random ones; the same ones each time."""
+    found = list(_CHOSEN)
     field = st.one_of([st.sampled_from([(name, value) for value in values]) for name, values in _VALUES.items()])
 
     @settings(max_examples=count, phases=[Phase.generate], derandomize=True, database=None, deadline=None,

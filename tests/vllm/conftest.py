@@ -32,7 +32,7 @@ from tests.vllm.kv_cases import CASES
 INSTALL_TIMEOUT = 1800
 START_TIMEOUT = 300
 #: Random settings of which vLLM is asked here; `make prove-tuning` asks of many more.
-SETTINGS = 150
+SETTINGS = 120
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

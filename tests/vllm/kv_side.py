@@ -115,14 +115,13 @@ def main() -> None:
             init_distributed_environment(1, 0, f"file://{rendezvous.name}", 0, "gloo")
             initialize_model_parallel(1, 1)
         asked = json.load(sys.stdin)
-        # Before caches: vLLM's second model runner is switched on for these.
-        settings = verdicts(asked["settings"])
         answers = []
         for case in asked["caches"]:
             try:
                 answers.append(answer(case))
             except Exception:  # the test reports it and fails
                 answers.append({"error": traceback.format_exc()[-3000:]})
+        settings = verdicts(asked["settings"])
         sys.stdout.write("\n" + json.dumps({"caches": answers, "settings": settings}))
 
 

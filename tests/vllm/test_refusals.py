@@ -9,12 +9,13 @@ import pytest
 
 from control.vllm.refusals import REFUSALS
 from tests.tuning.verdicts import cases, disagreements, ours
+from tests.vllm.conftest import SETTINGS
 
 
 @pytest.mark.slow
 def test_vllm_has_the_same_verdict_on_random_settings(beside_vllm: dict[str, list[Any]]) -> None:
     answers = beside_vllm["settings"]
-    asked = cases(len(answers))
+    asked = cases(SETTINGS)
     assert list(disagreements(asked, answers)) == []
     assert 0.2 < sum(answer is not None for answer in answers) / len(answers) < 0.8
     seen = Counter(reason for case in asked for reason in ours(case))

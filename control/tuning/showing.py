@@ -1,0 +1,43 @@
+"""Findings on a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from control.tuning.advice import Advice
+from control.tuning.advise import Finding, Severity
+
+#: What a finding is marked with.
+MARKS: Mapping[Severity, str] = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "info": "[green]·[/]"}
+
+
+def as_data(advice: Advice) -> dict[str, Any]:
+    """For ``--json``."""
+    return {"findings": [found.as_data() for found in advice.findings], "unseen": dict(advice.unseen)}
+
+
+def show(advice: Advice, console: Console) -> None:
+    """Print the findings, what was not looked at, and how many there are."""
+    show_findings(advice.findings, console)
+    for name, why in advice.unseen.items():
+        console.print(f"[dim]{escape(name)}: its memory was not looked at. {escape(why)}[/]", soft_wrap=True)
+    errors, warnings, infos = (
+        sum(found.severity == severity for found in advice.findings) for severity in ("error", "warning", "info")
+    )
+    console.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}, {infos} to know.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def show_findings(findings: Iterable[Finding], console: Console) -> None:
+    """Two lines each: what it is, and what to do."""
+    for found in findings:
+        head = f"{MARKS[found.severity]} [bold]{escape(found.subject)}[/] {found.id}: "
+        console.print(f"{head}{escape(found.text)}", soft_wrap=True)
+        console.print(f"    → {escape(found.cure)}", soft_wrap=True)
