@@ -253,19 +253,27 @@ def down(settings: Settings, names: tuple[str, ...], now: bool) -> None:
 
 
 @main.command()
+@click.argument("host", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--no-containers", is_flag=True, help="Run no container on Docker hosts: GPUs, disk, models stay unseen.")
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Look at this machine and at every engine; say for each finding what to run next. Exit code 1 for problems."""
+def doctor(ctx: click.Context, host: str | None, as_json: bool, no_containers: bool) -> None:
+    """Look at this machine, all Docker hosts, tunnels and engines; say for each finding what to run next.
+
+    With HOST (a name under hosts: in fleet.yaml) only at that one. Changes nothing; on a Docker host a container in an
+    image that is there looks at GPUs, disk, ports and models, and is removed again. Exit code 1 for problems.
+    """
     from control.doctor import look
     from control.fleet.load import load
 
-    found = look.look(load(ctx.obj.fleet))
+    found = look.look(load(ctx.obj.fleet), host, not no_containers)
     if as_json:
-        click.echo(look.as_json(found))
+        findings = list(found)
+        click.echo(look.as_json(findings))
+        problems = any(finding.level == "problem" for finding in findings)
     else:
-        look.show(found)
-    if any(finding.level == "problem" for finding in found):
+        problems = look.show(found)
+    if problems:
         ctx.exit(1)
 
 

@@ -1,1 +1,1 @@
-"""``signalbox doctor``: looks at this machine, and says for each finding what to do. It changes nothing."""
+"""``signalbox doctor``: looks at this machine and at hosts of the fleet, says what to do, and changes nothing."""

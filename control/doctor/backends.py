@@ -6,7 +6,7 @@ import email.utils
 import ipaddress
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ TIMEOUTS = (3.0, 10.0)
 CLOCK = 60.0
 
 
-def backends(loaded: LoadedFleet) -> Iterator[Finding]:
-    """All backends, asked side by side."""
-    found = resolve_backends(loaded)
+def backends(loaded: LoadedFleet, hosts: Sequence[str] | None = None) -> Iterator[Finding]:
+    """All backends, or those on ``hosts``, asked side by side."""
+    written = [backend for model in loaded.fleet.models.values() for backend in model.backends]
+    pairs = zip(resolve_backends(loaded), written, strict=True)
+    found = [backend for backend, text in pairs if hosts is None or text.host in hosts]
     with ThreadPoolExecutor(max_workers=16, thread_name_prefix="doctor") as pool:
         for findings in pool.map(lambda backend: _look(loaded, backend), found):
             yield from findings

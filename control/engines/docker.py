@@ -87,6 +87,33 @@ class DockerHost:
         with self.told(f"there is no container {container} on {self.name}"):
             return cast("dict[str, Any]", self._api.inspect_container(container))
 
+    def about(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What Docker says of itself: /version and /info. Raises EngineError."""
+        with self.told():
+            return self._api.version(), self._api.info()
+
+    def image(self, image: str) -> dict[str, Any] | None:
+        """Docker's own description of an image; None when it is not there. Raises EngineError."""
+        with self.told():
+            try:
+                return cast("dict[str, Any]", self._api.inspect_image(image))
+            except (ImageNotFound, NotFound):
+                return None
+
+    def in_registry(self, image: str) -> None:
+        """Let Docker ask the image's registry for it, without pulling. Raises EngineError when it does not give it."""
+        with self.told(f"{self.name} does not get {image}"):
+            self._api.inspect_distribution(image)
+
+    def has_volume(self, name: str) -> bool:
+        """Whether there is a volume of this name. Raises EngineError."""
+        with self.told():
+            try:
+                self._api.inspect_volume(name)
+            except NotFound:
+                return False
+            return True
+
     def logs(
         self, container: str, follow: bool = False, tail: int | str = "all", since: float = 0.0
     ) -> Iterator[bytes]:
@@ -164,6 +191,20 @@ class DockerHost:
         """Give a container another name. Raises EngineError."""
         with self.told():
             self._api.rename(container, name)
+
+    def run_once(self, arguments: Mapping[str, Any]) -> bytes:
+        """Run a container of ``containers.create``'s arguments to its end, and remove it: its output.
+
+        It must end by itself: over ssh nothing limits how long an answer takes. Few calls, as each is a login there.
+        Raises EngineError.
+        """
+        with self.told():
+            container = str(self._connected().containers.create(**arguments).id)
+            try:
+                self._api.start(container)
+                return cast("bytes", self._api.logs(container, stream=False, follow=True))
+            finally:
+                self.remove(container)
 
     def close(self) -> None:
         """Close the connections."""

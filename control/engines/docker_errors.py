@@ -15,6 +15,20 @@ _CURES: tuple[tuple[str, str], ...] = (
         r"nvidia-container-cli.*(unknown device|device error)|no such device|invalid device",
         "The host has no such GPU: `nvidia-smi -L` there lists them. Correct gpus in fleet.yaml.",
     ),
+    (
+        r"no adapters were found|GPU access blocked by the operating system",
+        "Windows shows WSL no GPU: update NVIDIA's driver for Windows, then `wsl --update`, `wsl --shutdown`. A driver "
+        "of Linux does not belong into WSL.",
+    ),
+    (
+        r"unsatisfied condition: cuda",
+        "The image needs a newer GPU driver than that host has: update it, or take an image for an older CUDA.",
+    ),
+    (
+        r"invoking the NVIDIA Container Runtime Hook directly",
+        "NVIDIA's toolkit there is set to CDI alone: `sudo nvidia-ctk config --in-place --set "
+        "nvidia-container-runtime.mode=auto`, then restart Docker.",
+    ),
     (r"nvidia-container-cli", "The GPU driver of the host does not work in containers: run `nvidia-smi` there first."),
     (
         r"port is already allocated|address already in use|failed to bind|ports are not available",
@@ -33,7 +47,15 @@ _CURES: tuple[tuple[str, str], ...] = (
         "The image cannot run this: is it an image of vLLM (`vllm serve` in it), for this kind of CPU?",
     ),
     (
-        r"referrers index|invalid character '<'",
+        r"referrers index|unexpected media type text/html",
+        "Docker's containerd image store asks the image's own registry for more about it, past any mirror, and got a "
+        "web page. An image that is there is used without that: leave out --pull. To pull it, set "
+        '`"features": {"containerd-snapshotter": false}` in /etc/docker/daemon.json of the host (Docker Desktop: '
+        "Settings, General) and restart Docker, or load it by hand: docker save IMAGE | ssh HOST docker load. What a "
+        "broken pull has left goes with `docker image rm IMAGE`.",
+    ),
+    (
+        r"invalid character '<'",
         "Something between Docker and the registry answers with a web page (a proxy, a mirror): look at "
         "registry-mirrors in the host's /etc/docker/daemon.json, "
         "or load the image by hand: docker save IMAGE | ssh HOST docker load.",

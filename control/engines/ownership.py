@@ -44,6 +44,14 @@ def fleet_id(paths: StatePaths) -> str:
     return file.read_text().strip()
 
 
+def known_fleet_id(paths: StatePaths) -> str:
+    """The same without making it: empty when no container of this fleet was ever made."""
+    try:
+        return (paths.root / "fleet.id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def adopted(paths: StatePaths) -> dict[str, Adopted]:
     """Every adopted container by its id."""
     found = {}

@@ -17,9 +17,10 @@ import yaml
 from control.doctor.backends import backends
 from control.doctor.docker import docker_hosts
 from control.doctor.findings import Finding, ok, problem, warning
+from control.doctor.inside import lacking
 from control.doctor.look import look
 from control.doctor.machine import certificates, disk, nginx, open_files, ports, running, secret_files
-from control.doctor.models import lacking, models
+from control.doctor.models import models
 from control.doctor.redis import redis
 from control.fleet.load import LoadedFleet, load
 from control.paths import REPOSITORY
@@ -195,14 +196,14 @@ def test_redis(tmp_path: Path, fleet: Fleet) -> None:
 
 
 def test_a_docker_host_that_is_away(tmp_path: Path, fleet: Fleet) -> None:
-    assert list(docker_hosts(loaded(tmp_path, fleet))) == []
+    assert list(docker_hosts(loaded(tmp_path, fleet), [])) == []
     fleet["hosts"] = {"box": {"docker": f"unix://{tmp_path}/no.sock", "volumes": ["/data:/models"]}}
     fleet["models"]["m"] = {
         "source": "/models/m", "engine": {"image": "vllm/vllm-openai:v0.30.1"},
         "backends": [{"host": "box", "port": free_port(), "gpus": [0]}],
     }  # fmt: skip
-    found = only(docker_hosts(loaded(tmp_path, fleet)))
-    assert found.level == "problem" and found.command == f"docker -H unix://{tmp_path}/no.sock version"
+    found = only(docker_hosts(loaded(tmp_path, fleet), ["box"]))
+    assert found.level == "problem" and found.command == f"systemctl status docker; ls -l {tmp_path}/no.sock"
 
 
 def test_what_does_not_run(tmp_path: Path, fleet: Fleet) -> None:

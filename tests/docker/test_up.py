@@ -58,6 +58,7 @@ def asking(place: Place) -> Iterator[list[int]]:
 def test_from_nothing_to_answers_and_back(place: Place) -> None:
     output = place.call("up")
     assert "start    m-1 on box: it has no container" in output and "m-2: ready: serving" in output
+    assert "problem" not in place.call("doctor", "box")
     assert place.ask() == 200
     assert place.names() == ["signalbox-m-1", "signalbox-m-2"]
     rows = place.status()

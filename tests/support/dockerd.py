@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from tests.support.net import REPOSITORY, free_port, wait_until
 
 #: What an image must have of the machine's /etc: where libraries are, who is who.
 ETC = ("ld.so.cache", "passwd", "group", "nsswitch.conf")
+_count = itertools.count()
 
 
 class Dockerd:
@@ -35,7 +37,7 @@ class Dockerd:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
         self.url = f"unix://{self.folder}/docker.sock"
-        self.bridge = f"sb{os.getpid()}"
+        self.bridge = f"sb{os.getpid()}d{next(_count)}"
         #: The same engine over TLS; ``ca.pem``, ``client.pem`` and ``client.key`` in the folder get in.
         self.tls_url = f"tcp://127.0.0.1:{free_port()}"
         authority = trustme.CA()
@@ -106,16 +108,26 @@ class Dockerd:
         wait_until("dockerd to end", lambda: not psutil.pid_exists(pid), 40, every=0.1)
 
     def image(
-        self, name: str, path: str = "/usr/local/bin:/usr/bin:/bin", folders: Mapping[str, int] | None = None
+        self,
+        name: str,
+        path: str = "/usr/local/bin:/usr/bin:/bin",
+        folders: Mapping[str, int] | None = None,
+        programs: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> str:
         """An empty image that sees the machine's own programs through ``volumes``. Its PATH is ``path``.
 
-        ``folders``: further ones that it has, with the account that owns each.
+        ``folders``: further ones that it has, with the account that owns each; ``programs``: scripts of its own, by
+        their names without the first slash.
         """
         with self.client() as client:
             changes = [f"ENV PATH={path}", "ENV PYTHONDONTWRITEBYTECODE=1", f"ENV PYTHONPATH={REPOSITORY}"]
+            changes += [f'ENV {key}="{value}"' for key, value in (environment or {}).items()]
             client.api.import_image_from_data(
-                _root(folders or {}), repository=name.split(":")[0], tag=name.split(":")[1], changes=changes
+                _root(folders or {}, programs or {}),
+                repository=name.split(":")[0],
+                tag=name.split(":")[1],
+                changes=changes,
             )
         return name
 
@@ -139,7 +151,7 @@ def volumes(*more: Path) -> list[str]:
     return [f"{path}:{path}" for path in found]
 
 
-def _root(folders: Mapping[str, int]) -> bytes:
+def _root(folders: Mapping[str, int], programs: Mapping[str, str]) -> bytes:
     """The tar file of a root with nothing but what must be there; /bin and /lib lead to /usr as on this machine.
 
     /sbin is a folder of its own: Docker lays its init there.
@@ -160,4 +172,8 @@ def _root(folders: Mapping[str, int]) -> bytes:
         for name in ETC:
             if Path("/etc", name).exists():
                 tar.add(Path("/etc", name), f"etc/{name}")
+        for name, text in programs.items():
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = 0o755, len(text.encode())
+            tar.addfile(entry, io.BytesIO(text.encode()))
     return data.getvalue()

@@ -46,7 +46,8 @@ class Stand:
         backends = [{"host": "box", "port": port} for port in ports or (self.port,)]
         hosts = {"box": {"tunnel": self.box.url, "address": HERE, **host}}
         file = self.folder / "fleet.yaml"
-        file.write_text(yaml.safe_dump({"hosts": hosts, "models": {"m": {"backends": backends}}}))
+        fleet = {"control": {"state_dir": "state"}, "hosts": hosts, "models": {"m": {"backends": backends}}}
+        file.write_text(yaml.safe_dump(fleet))
         return load(file)
 
     def keep(self, loaded: LoadedFleet | None = None) -> Tunnels:
