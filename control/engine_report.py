@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from control.engines.phases import Span, times
+from control.engines.samples import Sample
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import resolve_backends
 from control.page_client import snapshot
@@ -16,7 +17,9 @@ def collect(loaded: LoadedFleet) -> list[dict[str, Any]] | None:
     content = snapshot(loaded) if ours else {"backends": []}
     if content is None:
         return None
-    return [{"id": row["id"], **row["engine"]} for row in content["backends"] if row.get("engine")]
+    return [
+        {"id": row["id"], **row["engine"], "use": row.get("use")} for row in content["backends"] if row.get("engine")
+    ]
 
 
 def lines(engines: list[dict[str, Any]] | None) -> list[str]:
@@ -32,6 +35,8 @@ def _engine(engine: dict[str, Any]) -> list[str]:
     told = [f"engine {engine['id']}: {head}{': ' if detail else ''}{detail}"]
     if engine.get("phases"):
         told.append(f"  phases: {times(Span(span['phase'], span['seconds']) for span in engine['phases'])}")
+    if now := (engine.get("use") or {}).get("now"):
+        told.append(f"  uses: {Sample(**now).words()}")
     told += [f"  not as asked: {alarm}" for alarm in engine.get("alarms") or ()]
     failure = engine.get("failure")
     if failure and state != "failed":

@@ -36,6 +36,7 @@ from control.edge.site import state_paths
 from control.engines.local import EngineStatus, Supervisor
 from control.engines.processes import bound
 from control.engines.reconcile import Reconciler
+from control.engines.sampler import Sampler, Target
 from control.errors import ControlError, SignalboxError
 from control.fleet.address import is_loopback, split_listen
 from control.fleet.load import LoadedFleet, load
@@ -255,9 +256,10 @@ class Daemon:
         self._tunnels = Tunnels(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
         self._lookout = Lookout(loaded)
+        self._sampler = Sampler(self._running)
         self._view = FleetView(
             fleet_facts(loaded), self._edge_state, self._engines, read_host, tunnels=self._tunnels.status,
-            findings=lambda: self._lookout.findings,
+            findings=lambda: self._lookout.findings, uses=self._sampler.uses, samples=self._sampler.samples,
         )  # fmt: skip
         host, port = split_listen(loaded.fleet.control.listen)
         app = create_app(self._view, WebSettings(host, port, LISTENERS))
@@ -283,6 +285,7 @@ class Daemon:
         self._tunnels.start()
         self._repeater.start()
         self._reconciler.start()
+        self._sampler.start()
         self._view.start()
         self._lookout.start()
         self._web.start()
@@ -313,6 +316,7 @@ class Daemon:
                 self._tunnels.close(stop=True)
             self._repeater.close()
             self._lookout.close()
+            self._sampler.close()
             self._view.close()
             self._server.close()
             log.info("Stopped.")
@@ -326,6 +330,11 @@ class Daemon:
 
     def _engines(self) -> list[EngineStatus]:
         return [*self._supervisor.status(), *self._reconciler.status()]
+
+    def _running(self) -> list[Target]:
+        """The engines of ours that run, to be looked at."""
+        local = [Target(one.id, one.pid) for one in self._supervisor.status() if one.pid is not None]
+        return [*local, *self._reconciler.running()]
 
     def _rotate(self) -> None:
         if time.monotonic() < self._rotate_at:

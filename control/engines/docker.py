@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, cast
@@ -13,7 +14,7 @@ from typing import Any, cast
 import docker
 import requests
 from docker.constants import DEFAULT_DOCKER_API_VERSION
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound, InvalidVersion, NotFound
 from docker.tls import TLSConfig
 from docker.types.daemon import CancellableStream
 
@@ -22,6 +23,7 @@ from control.engines.containers import BACKEND, FACTS, FLEET, SPEC, ContainerSpe
 from control.engines.ownership import Adopted
 from control.engines.plan import Foreign, Found, Seen
 from control.engines.progress import Progress, size_text
+from control.engines.samples import Spent
 from control.errors import EngineError
 from control.fleet.load import LoadedFleet
 
@@ -54,6 +56,11 @@ class DockerHost:
     def gpu_memory(self) -> int | None:
         """Memory of one of its GPUs in bytes, where fleet.yaml says it."""
         return None if self._host.gpu_memory is None else int(self._host.gpu_memory)
+
+    @property
+    def dcgm(self) -> str | None:
+        """The URL of its DCGM exporter, where fleet.yaml says it."""
+        return self._host.dcgm
 
     # Looking.
 
@@ -136,6 +143,41 @@ class DockerHost:
         with self.told():
             stream = self._api.events(since=since, filters={"type": "container", "event": kinds}, decode=True)
             return cast("CancellableStream[dict[str, Any]]", stream)
+
+    def spent(self, container: str) -> tuple[Spent, int | None]:
+        """CPU time that a running container has used, and its main memory in bytes without what can go (page cache).
+
+        The memory is what `docker stats` shows. Raises EngineError.
+        """
+        with self.told():
+            try:
+                row = self._api.stats(container, stream=False, one_shot=True)
+            except InvalidVersion:  # before API 1.41 Docker looks twice, which takes it a second
+                row = self._api.stats(container, stream=False)
+        used = (row.get("cpu_stats") or {}).get("cpu_usage") or {}
+        memory = row.get("memory_stats") or {}
+        cache = (memory.get("stats") or {}).get(
+            "inactive_file", (memory.get("stats") or {}).get("total_inactive_file", 0)
+        )
+        seconds = float(used.get("total_usage", 0)) / 1e9
+        return Spent(seconds, time.monotonic()), int(memory["usage"]) - int(cache) if "usage" in memory else None
+
+    def run_inside(self, container: str, command: Sequence[str]) -> Generator[str, None, None]:
+        """Lines of a program's output (both streams) in a running container, as they come. Raises EngineError.
+
+        Closing the iterator stops reading; the program goes on until it ends by itself.
+        """
+        with self.told():
+            made = self._api.exec_create(container, list(command), tty=True)["Id"]  # a terminal: line by line
+            # Not exec_start: over ssh it would wait until it has 4 KB.
+            answer = self._api.post(
+                self._api._url("/exec/{0}/start", made), json={"Tty": True, "Detach": False}, stream=True,
+                headers={"Connection": "Upgrade", "Upgrade": "tcp"}, timeout=TIMEOUT,
+            )  # fmt: skip
+            with contextlib.closing(answer):
+                self._api._raise_for_status(answer)
+                for line in answer.raw._fp.fp:  # what comes after the headers, over any kind of connection
+                    yield line.decode(errors="replace").rstrip()
 
     # Changing.
 

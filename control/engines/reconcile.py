@@ -27,6 +27,7 @@ from control.engines.plan import Found
 from control.engines.policy import Deaths, Policy
 from control.engines.prepare import engine_spec
 from control.engines.readiness import StartupLog
+from control.engines.sampler import Target
 from control.engines.watch import Kept, learn
 from control.engines.watched_events import Kills
 from control.errors import EngineError
@@ -49,6 +50,7 @@ class Watched:
     spec: EngineSpec
     deaths: Deaths
     status: EngineStatus
+    gpus: tuple[int | str, ...] = ()
     #: The container that this is about, and its start; then moments of our own monotonic clock.
     container: str = ""
     started: float = 0.0
@@ -79,7 +81,8 @@ class Watcher:
     """One host: a thread that looks, and one that listens to Docker's events."""
 
     def __init__(self, host: DockerHost, watched: dict[str, Watched], paths: StatePaths, policy: Policy) -> None:
-        self._host, self._paths, self._policy = host, paths, policy
+        self.host = self._host = host
+        self._paths, self._policy = paths, policy
         self.watched = watched
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -278,6 +281,16 @@ class Reconciler:
         with self._lock:
             return [self._all[identity].status for identity in self._order]
 
+    def running(self) -> list[Target]:
+        """The containers that run, to be sampled."""
+        with self._lock:
+            return [
+                Target(one.spec.id, host=watcher.host, container=one.container, gpus=one.gpus, dcgm=watcher.host.dcgm)
+                for watcher in self._watchers
+                for one in watcher.watched.values()
+                if one.container and one.status.state in ("starting", "ready")
+            ]
+
     def reload(self, loaded: LoadedFleet) -> None:
         """Follow a changed fleet. What is known of backends that stay is kept."""
         with self._lock:
@@ -300,7 +313,7 @@ class Reconciler:
                 spec, Deaths(self._policy),
                 EngineStatus(spec.id, spec.model, "starting", "", "", time.time(), None, spec.port, 0),
             )  # fmt: skip
-            one.spec = spec
+            one.spec, one.gpus = spec, backend.gpus
             self._all[spec.id] = one
             self._order.append(spec.id)
             by_host.setdefault(str(backend.machine), {})[spec.id] = one

@@ -14,6 +14,7 @@ from control.fleet.shapes import (
     GpuUuid,
     HostAddress,
     ImageName,
+    MetricsUrl,
     Strict,
     TunnelWay,
     Volume,
@@ -57,6 +58,9 @@ class Host(Strict):
     """How many GPUs it has."""
     gpu_memory: Bytes | None = None
     """Memory of each GPU."""
+    dcgm: MetricsUrl | None = None
+    """NVIDIA's DCGM exporter there, such as http://192.168.1.10:9400/metrics: what the GPUs do is read from it. Without
+    it, nvidia-smi in the engines' containers is asked."""
     volumes: Annotated[list[Volume], Field(max_length=64)] = []
     """What every engine there sees: FROM:TO, read-only unless :rw follows."""
 
@@ -70,8 +74,8 @@ class Host(Strict):
                 "that already run there, tunnel: ssh://user@host"
             )
         if self.docker is None:
-            if any(value is not None for value in (self.tls, self.gpus, self.gpu_memory)) or self.volumes:
-                raise ValueError("tls, gpus, gpu_memory and volumes are for hosts with docker")
+            if any(value is not None for value in (self.tls, self.gpus, self.gpu_memory, self.dcgm)) or self.volumes:
+                raise ValueError("tls, gpus, gpu_memory, dcgm and volumes are for hosts with docker")
             return self
         tcp, machine = self.docker.startswith("tcp://"), docker_machine(self.docker)
         if self.tls is not None and not tcp:

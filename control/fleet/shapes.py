@@ -110,6 +110,14 @@ Url = Annotated[
         "a URL with http:// or https://, a host name or address, perhaps a port, but no path (the edge adds /v1/...)",
     ),
 ]
+#: Where a program offers its metrics.
+MetricsUrl = Annotated[
+    str,
+    shape(
+        r"^https?://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z][0-9A-Za-z.-]*)(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]{0,256})?$",
+        "a URL such as http://192.168.1.10:9400/metrics",
+    ),
+]
 Package = Annotated[
     str,
     shape(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from control.engines.samples import Sample, Use
 from control.errors import EdgeError, SignalboxError
 from control.host import HostFacts
 from control.tuning.advise import Finding
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 EdgeState = Callable[[], Mapping[str, Any]]
 EngineStates = Callable[[], Sequence[EngineStatusLike]]
 TunnelStates = Callable[[], Sequence[TunnelStatusLike]]
+Uses = Callable[[], Mapping[str, Use]]
+Samples = Callable[[str], Sequence[Sample]]
 
 
 class EdgeAbsent(EdgeError):
@@ -38,7 +41,8 @@ class FleetView:
     """The newest snapshot, and a way to wait for the next one.
 
     ``edge`` returns the edge's /state or raises (EdgeAbsent when it does not run); ``engines`` returns the supervisor's
-    statuses, ``tunnels`` those of SSH tunnels, ``findings`` what is to be said of both; ``interval`` is in seconds.
+    statuses, ``tunnels`` those of SSH tunnels, ``findings`` what is to be said of both, ``uses`` what the engines
+    use of their machines; ``interval`` is in seconds.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class FleetView:
         interval: float = 1.0,
         tunnels: TunnelStates = lambda: (),
         findings: Callable[[], Sequence[Finding]] = lambda: (),
+        uses: Uses = lambda: {},
+        samples: Samples = lambda _: (),
     ) -> None:
         self._fleet = fleet
         self._edge = edge
@@ -57,6 +63,9 @@ class FleetView:
         self._host = host
         self._tunnels = tunnels
         self._findings = findings
+        self._uses = uses
+        #: The last hour of one engine, look by look, by backend id.
+        self.samples = samples
         self._interval = interval
         self._changed = threading.Condition()
         self._closed = False
@@ -112,7 +121,7 @@ class FleetView:
         host = self._host()
         with self._changed:
             fleet, version = self._fleet, self._snapshot.version + 1
-        snapshot = merge(version, time.time(), fleet, edge, state, engines, host, self._tunnels())
+        snapshot = merge(version, time.time(), fleet, edge, state, engines, host, self._tunnels(), self._uses())
         snapshot = replace(snapshot, findings=tuple(self._findings()))
         with self._changed:
             self._snapshot = snapshot

@@ -10,6 +10,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from control.web import texts
+from control.web.spark import spark
 from control.web.texts import Words
 from control.web.view import Snapshot
 
@@ -40,7 +41,7 @@ class Renderer:
     """Renders with the app's Jinja environment (autoescape on) and keeps the newest result of each language."""
 
     def __init__(self, environment: Environment) -> None:
-        environment.filters.update(exact=texts.exact, iso=texts.iso, clock=texts.clock, size=texts.size)
+        environment.filters.update(exact=texts.exact, iso=texts.iso, clock=texts.clock, size=texts.size, spark=spark)
         self._environment = environment
         self._lock = threading.Lock()
         self._newest: dict[str, Rendered] = {}

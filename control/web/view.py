@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
 from control.engines.diagnosis import Diagnosis
 from control.engines.facts import Facts
 from control.engines.phases import Span
+from control.engines.samples import Use
 from control.host import HostFacts
 from control.tuning.advise import Finding
 
@@ -148,6 +150,8 @@ class BackendView:
     ours: bool
     engine: EngineView | None
     tunnel: TunnelView | None = None
+    #: What an engine of ours uses of its machine, now and in the last hour.
+    use: Use | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,7 @@ def merge(
     engines: Iterable[EngineStatusLike],
     host: HostFacts,
     tunnels: Iterable[TunnelStatusLike] = (),
+    uses: Mapping[str, Use] = MappingProxyType({}),
 ) -> Snapshot:
     """Join the sources. ``edge_state`` is None when the edge did not answer; then every state is unknown.
 
@@ -234,7 +239,9 @@ def merge(
     told = {_text(row.get("id")): row for row in _rows(edge_state, "backends")}
     backends = [
         replace(
-            _backend(b, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told)), tunnel=ways.get(b.id)
+            _backend(b, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told)),
+            tunnel=ways.get(b.id),
+            use=uses.get(b.id),
         )
         for b in fleet.backends
     ]

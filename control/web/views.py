@@ -1,4 +1,4 @@
-"""The three addresses: the page, its facts as JSON, and the event stream that keeps it live."""
+"""The addresses: the page, its facts as JSON, an engine's last hour, and the event stream that keeps it live."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from flask import Blueprint, Response, jsonify, render_template, request
 
@@ -69,6 +70,10 @@ def blueprint(view: FleetView, renderer: Renderer, listeners: Listeners, heartbe
     @pages.get("/api/fleet")
     def facts() -> Response:
         return jsonify(view.snapshot.as_json())
+
+    @pages.get("/api/samples/<identity>")
+    def samples(identity: str) -> Response:
+        return jsonify([asdict(sample) for sample in view.samples(identity)])
 
     @pages.get("/api/events")
     def events() -> Response:

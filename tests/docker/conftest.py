@@ -97,6 +97,22 @@ class Place:
         answer = requests.get(f"http://{self.fleet['control']['listen']}/api/fleet", timeout=5).json()
         return {row["id"]: row["engine"] or {} for row in answer["backends"]}
 
+    def uses(self) -> dict[str, dict[str, Any]]:
+        """What the control plane says that each engine uses now."""
+        answer = requests.get(f"http://{self.fleet['control']['listen']}/api/fleet", timeout=5).json()
+        return {row["id"]: (row["use"] or {}).get("now") or {} for row in answer["backends"]}
+
+    def nvidia_smi(self, says: str) -> None:
+        """Containers from now on have an nvidia-smi that runs ``says`` (sh) again and again, as with ``-l``."""
+        folder = self.folder / "fake"
+        folder.mkdir(exist_ok=True)
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\nwhile {says}; do sleep 1; done\n")
+        program.chmod(0o755)
+        self.engine["volumes"] = [f"{folder}:/fake"]
+        self.engine["environment"] = {"PATH": "/fake:/usr/local/bin:/usr/bin:/bin"}
+        self.write()
+
     def containers(self) -> list[dict[str, Any]]:
         """All containers of this fleet, as Docker describes them."""
         with self.dockerd.client() as client:

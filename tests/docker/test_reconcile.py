@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -14,6 +15,7 @@ from control.engines.local import EngineStatus
 from control.engines.ownership import working_on
 from control.engines.policy import Policy
 from control.engines.reconcile import Reconciler
+from control.engines.sampler import Sampler
 from control.fleet.load import load
 from tests.docker.conftest import Place
 from tests.support.dockerd import Dockerd
@@ -127,13 +129,23 @@ def test_a_crash_loop_ends_and_a_command_at_work_is_left_alone(watch: Watch) -> 
 
 def test_the_docker_engine_starts_anew(watch: Watch, dockerd: Dockerd) -> None:
     before = watch.row()
+    looking = Sampler(watch.watchers[-1].running, 0.3)
+    looking.start()
+    wait_until("looks", lambda: len(looking.samples("m-1")) > 3, 20)
+    used = looking.samples("m-1")[-1]
+    assert used.cpu is not None and used.memory is not None and used.memory > 10_000_000 and used.gpu is None
     dockerd.stop()
     away = watch.until("failed", "Docker does not answer")
+    silent = time.time()
     assert "cannot be reached" in away.detail and "Is Docker running" in away.detail
     dockerd.start()
     watch.until("ready", seconds=30)
     after = watch.row()
     assert after["id"] == before["id"] and after["Status"] == "running" and after["Pid"] != before["Pid"]
+    wait_until("looks again", lambda: looking.samples("m-1")[-1].at > silent, 20)
+    looking.close()
+    times = [sample.at for sample in looking.samples("m-1")]
+    assert max(later - sooner for sooner, later in pairwise(times)) > 1  # a gap, and no guess in it
 
 
 def test_too_little_memory_is_named(dockerd: Dockerd) -> None:

@@ -58,6 +58,7 @@ FULL: dict[str, Any] = {
             "tls": {"ca": "certs/docker-ca.pem", "certificate": "certs/docker.pem", "key": "certs/docker.key"},
             "gpus": 2,
             "gpu_memory": "24GiB",
+            "dcgm": "http://192.168.1.10:9400/metrics",
             "volumes": ["/data/models:/models"],
         },
         "rented": {"tunnel": "ssh://root@gpu.lan:2222", "address": "127.0.0.2"},
