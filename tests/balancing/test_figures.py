@@ -1,4 +1,4 @@
-"""docs/reliability.md and docs/performance.md say what docs/figures/*.json say, and every promise was kept."""
+"""The documents say what docs/figures/*.json say, and every promise was kept."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.edge.prove import CHAPTER as EDGE
 from tests.front_desk.prove import CHAPTER as FRONT_DESK
 from tests.support import proof
 from tests.support.proof import Chapter, row
+from tests.tuning.prove import CHAPTER as TUNING
 
-chapters = pytest.mark.parametrize("chapter", [EDGE, BALANCING, FRONT_DESK], ids=lambda chapter: chapter.name)
+chapters = pytest.mark.parametrize("chapter", [EDGE, BALANCING, FRONT_DESK, TUNING], ids=lambda chapter: chapter.name)
 
 
 @chapters
