@@ -10,6 +10,7 @@ local live = require "edge.live"
 local models = require "edge.models"
 local openai = require "edge.openai"
 local queue = require "edge.queue"
+local refusal = require "edge.refusal"
 local request = require "edge.request"
 local responses = require "edge.responses"
 local routes = require "edge.routes"
@@ -62,7 +63,7 @@ local function to_response(state, current, id)
         return openai.refuse(state, unknown_response(id))
     end
     if not backend.address then
-        return openai.refuse(state, queue.refusal(state, "none"))
+        return openai.refuse(state, refusal.of(state, "none"))
     end
     if get_method() == "POST" and not body.read() then
         return openai.refuse(state, 411, "length_required", body.NO_LENGTH)

@@ -10,7 +10,7 @@ local keys = require "edge.keys"
 local leaving = require "edge.leaving"
 local live_view = require "edge.live_view"
 local metrics = require "edge.metrics"
-local queue = require "edge.queue"
+local places = require "edge.places"
 local shared_state = require "edge.shared_state"
 local slots = require "edge.slots"
 local states = require "edge.states"
@@ -102,7 +102,7 @@ end
 
 
 local function describe_waiting(model)
-    local lengths, parts = queue.lengths(model), {}
+    local lengths, parts = places.waiting_by_class(model), {}
     for class, name in ipairs(fair.NAMES) do
         parts[class] = '"' .. name .. '":' .. lengths[class]
     end
@@ -119,7 +119,7 @@ local function describe_model(model)
         .. ',"names":' .. array(model.names, cjson.encode)
         .. ',"loras":' .. array(model.loras, cjson.encode)
         .. ',"policy":' .. cjson.encode(model.policy)
-        .. ',"queue_length":' .. queue.length(model)
+        .. ',"queue_length":' .. places.waiting(model)
         .. ',"waiting":' .. describe_waiting(model)
         .. ',"backends":' .. array(ids, cjson.encode) .. "}"
 end

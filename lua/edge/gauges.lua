@@ -6,7 +6,7 @@ local fair = require "edge.fair"
 local fleet = require "edge.fleet"
 local leaving = require "edge.leaving"
 local promtext = require "edge.promtext"
-local queue = require "edge.queue"
+local places = require "edge.places"
 local redis = require "edge.redis"
 local shared_state = require "edge.shared_state"
 local slots = require "edge.slots"
@@ -93,7 +93,7 @@ end
 local function write_queues(out, current)
     promtext.family(out, "signalbox_queue_length", "gauge", "Requests that wait, by model and priority.")
     for _, model in ipairs(current.list) do
-        for class, length in ipairs(queue.lengths(model)) do
+        for class, length in ipairs(places.waiting_by_class(model)) do
             promtext.sample(out, "signalbox_queue_length",
                             promtext.labels("model", model.id, "priority", fair.NAMES[class]), length)
         end

@@ -6,9 +6,12 @@ local fleet = require "edge.fleet"
 local leases = require "edge.leases"
 local lending = require "edge.lending"
 local live = require "edge.live"
+local order_news = require "edge.order_news"
 local redis = require "edge.redis"
 local shared_state = require "edge.shared_state"
+local workers = require "edge.workers"
 
+local byte = string.byte
 local every = ngx.timer.every
 local exiting = ngx.worker.exiting
 local log = ngx.log
@@ -21,6 +24,8 @@ local ERR = ngx.ERR
 
 local dict = ngx.shared.edge_state
 
+-- News of the order begin with this.
+local ORDER = byte("=")
 -- Seconds: between two looks, and between two words to Redis.
 local LOOK, INTERVAL = 0.25, 1
 local TURN, LISTENER = "redis/turn", "redis/listener"
@@ -62,6 +67,17 @@ local function speak()
 end
 
 
+-- Of the order of those that wait, or of what is lent.
+local function hear(news)
+    if byte(news) == ORDER then
+        order_news.hear(news)
+
+    else
+        leases.hear(news)
+    end
+end
+
+
 local function listen()
     local pid, key = worker_pid(), shared_state.key("news/" .. shared_state.name())
     while redis.usable() and dict:get(LISTENER) == pid and (not exiting() or live.count() > 0) do
@@ -71,7 +87,7 @@ local function listen()
             break
         end
         if news then
-            leases.give_back(news[2])
+            hear(news[2])
         end
     end
     if dict:get(LISTENER) == pid then
@@ -81,6 +97,10 @@ end
 
 
 local function look()
+    local listener = dict:get(LISTENER)
+    if listener and workers.is_gone(listener) then
+        dict:delete(LISTENER)
+    end
     if redis.usable() and dict:safe_add(LISTENER, worker_pid(), CLAIM) then
         local ok, err = timer_at(0, listen)
         if not ok then

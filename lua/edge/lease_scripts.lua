@@ -33,59 +33,80 @@ redis.call('SET', KEYS[2], ARGV[4], 'NX')
 return { redis.call('ZCARD', KEYS[1]), redis.call('GET', KEYS[2]), new }
 ]=])
 
--- KEYS: the edges; the time in which nothing is lent; then for each thing its hash and who is short of it.
--- ARGV: this edge; milliseconds that it counts as there; what the lists of news begin with; then four for
--- each: what this edge has, needs more, would like beyond that, and the limit. Answers what each is lent
--- (-1: not now).
+-- KEYS: the edges; the time in which nothing is lent; then for each thing its hash and which edges are short
+-- of it, each until when. ARGV: this edge; milliseconds that it counts as there; what the lists of news begin
+-- with; then four for each: what this edge has, needs more, would like beyond that, and the limit. Answers
+-- what each is lent (-1: not now).
 -- What is needed is lent whole or not at all; what is liked only while no other edge is short. Those
--- that have some learn that an edge is short.
+-- that have some learn that an edge is short (the name of the hash), and those that are short learn that some
+-- is free (the same behind a plus).
 _M.exchange = redis.script([=[
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-local me, lent, told = ARGV[1], {}, {}
+local me, lent = ARGV[1], {}
 local there = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
     there[name] = true
 end
 local closed = redis.call('EXISTS', KEYS[2]) == 1
-for i = 1, (#KEYS - 2) / 2 do
-    local hash, short = KEYS[2 * i + 1], KEYS[2 * i + 2]
-    local j = 4 * i
-    local have, need = tonumber(ARGV[j]), tonumber(ARGV[j + 1])
-    local like, limit = tonumber(ARGV[j + 2]), tonumber(ARGV[j + 3])
-    local all = redis.call('HGETALL', hash)
-    local others, holders = 0, {}
+local function tell(names, word)
+    for _, name in ipairs(names) do
+        local list = ARGV[3] .. name
+        if not redis.call('LPOS', list, word) then
+            if redis.call('RPUSH', list, word) > 100 then
+                redis.call('LPOP', list)
+            end
+            redis.call('PEXPIRE', list, 5000)
+        end
+    end
+end
+local function others_of(hash)
+    local all, sum, holders = redis.call('HGETALL', hash), 0, {}
     for k = 1, #all, 2 do
         if all[k] ~= me then
             if there[all[k]] then
-                others = others + all[k + 1]
+                sum = sum + all[k + 1]
                 holders[#holders + 1] = all[k]
             elseif not closed then
                 redis.call('HDEL', hash, all[k])
             end
         end
     end
+    return sum, holders
+end
+local function short_of(key)
+    local found = {}
+    for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, now, '+inf')) do
+        if name ~= me and there[name] then
+            found[#found + 1] = name
+        end
+    end
+    return found
+end
+for i = 1, (#KEYS - 2) / 2 do
+    local hash, short = KEYS[2 * i + 1], KEYS[2 * i + 2]
+    local j = 4 * i
+    local have, need = tonumber(ARGV[j]), tonumber(ARGV[j + 1])
+    local like, limit = tonumber(ARGV[j + 2]), tonumber(ARGV[j + 3])
+    local others, holders = others_of(hash)
+    local wanting = short_of(short)
     local free, grant = limit - others - have, 0
     if not closed and need <= free then
         grant = need
-        local who = like > 0 and redis.call('GET', short)
-        if like > 0 and (not who or who == me) then
+        if like > 0 and #wanting == 0 then
             grant = math.min(need + like, math.max(free, 0))
         end
     end
-    if need > 0 and grant < need or others + have > limit then
-        if need > 0 then
-            redis.call('SET', short, me, 'PX', 200)
-        end
-        for _, name in ipairs(holders) do
-            local list = ARGV[3] .. name
-            if not told[name] and redis.call('LLEN', list) == 0 then
-                redis.call('RPUSH', list, hash)
-                redis.call('PEXPIRE', list, 5000)
-            end
-            told[name] = true
-        end
+    if grant < need then
+        redis.call('ZADD', short, now + 300, me)
+        redis.call('PEXPIRE', short, 5000)
+    end
+    if grant < need or free < 0 then
+        tell(holders, hash)
+    end
+    if free > grant and not closed then
+        tell(wanting, '+' .. hash)
     end
     if have + grant > 0 then
         redis.call('HSET', hash, me, have + grant)

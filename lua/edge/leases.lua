@@ -4,6 +4,7 @@
 
 local lease_table = require "edge.lease_table"
 local lending = require "edge.lending"
+local line_table = require "edge.line_table"
 local order = require "edge.order"
 local redis = require "edge.redis"
 local rules = require "edge.rules"
@@ -13,16 +14,23 @@ local slots = require "edge.slots"
 local ipairs = ipairs
 local log = ngx.log
 local ERR = ngx.ERR
+local match = string.match
 local max = math.max
 local min = math.min
-local next = next
 local now = ngx.now
 local pairs = pairs
 local sleep = ngx.sleep
+local sub = string.sub
 local timer_at = ngx.timer.at
+local tonumber = tonumber
 
--- A worker asks for what it needs until so long (seconds) after it was last needed, this often.
-local LAST, FIRST_PAUSE, PAUSE = 0.12, 0.003, 0.005
+local dict = ngx.shared.edge_slots
+
+-- A need that is not repeated is over so soon (seconds).
+local NEED = 0.12
+-- Nobody here asks again so soon after others had none: news tell when they have. And the same for what would
+-- only be liked.
+local ASKED, DRY = 0.1, 0.05
 -- How often, and how long apart, a request that would be refused asks whether others have some unused.
 local WAITS = { 0.003, 0.008, 0.02, 0.02 }
 -- No request waits longer than this for Redis to lend at all.
@@ -33,76 +41,96 @@ local BACKENDS, ROUND = 8, 1000000
 
 local _M = {}
 
--- id -> {counted, weight, like, until}: what this worker needs more of.
+-- id -> {counted, weight, like}: what this worker is about to ask for.
 local needs_cache = {}
 local asking = false
+-- id -> true: what this worker is about to give back.
+local returns_cache = {}
 -- lines.lua's, which needs us.
-local announce
+local announce, is_elsewhere
 local turn_cache = 0
 
 
--- Who hears that something was lent: called with the model.
-function _M.when_lent(callback)
-    announce = callback
+-- Who hears that something was lent (called with the model), and knows whose turn it is in a line: true when
+-- it is another edge's (called with the model and the line's name).
+function _M.when_lent(lent, elsewhere)
+    announce, is_elsewhere = lent, elsewhere
 end
 
 
--- Asks for what this worker needs. Returns whether anything is still missing.
-local function ask()
-    local list, time = {}, now()
-    for id, need in pairs(needs_cache) do
-        if time > need.until_ then
-            needs_cache[id] = nil
+-- What Redis has lent is there for those that wait here.
+local function settle(item)
+    local id = item.id
+    if item.lent and item.lent > 0 and item.lent >= item.need then
+        dict:delete("asked:" .. id)
 
-        else
-            local missing, lease = lending.missing(id, need.weight)
-            list[#list + 1] = {
-                id = id, need = missing, model = need.counted.model,
-                like = need.weight > 0 and need.like or max(0, lending.liked(id, need.counted.limit) - lease),
-            }
+    elseif item.lent == 0 and item.need > 0 then
+        dict:safe_set("asked:" .. id, true, ASKED)
+    end
+    if item.weight == 0 and item.lent ~= item.like then
+        item.counted.dry_until = now() + DRY
+    end
+    if item.model and (item.need == 0 and item.weight > 0 or item.lent and item.lent > 0) then
+        announce(item.model)
+    end
+end
+
+
+-- Asks Redis for a list of {id, counted, weight, like, model}; counted only where the weight is 0.
+local function ask_for(list)
+    if not redis.usable() or not lending.lock() then
+        return
+    end
+    local missing = {}
+    for _, item in ipairs(list) do
+        local lease
+        item.need, lease = lending.missing(item.id, item.weight)
+        if item.weight == 0 then
+            item.like = max(0, lending.liked(item.id, item.counted.limit) - lease)
+        end
+        if item.need > 0 or item.like > 0 then
+            missing[#missing + 1] = item
         end
     end
-    if #list == 0 or not redis.usable() or not lending.lock() then
-        return #list > 0
-    end
-    lending.exchange_all(list)
+    lending.exchange_all(missing)
     lending.unlock()
     for _, item in ipairs(list) do
-        if item.lent and item.lent >= item.need then
-            needs_cache[item.id] = nil
-        end
-        if item.model and (item.lent and item.lent > 0 or item.need == 0) then
-            announce(item.model)
-        end
+        settle(item)
     end
-    return next(needs_cache) ~= nil
 end
 
 
-local function ask_until_done()
-    local pause = FIRST_PAUSE
-    while ask() do
-        sleep(pause)
-        pause = PAUSE
-    end
+local function ask()
     asking = false
+    local list = {}
+    for id, one in pairs(needs_cache) do
+        list[#list + 1] = {
+            id = id, counted = one.counted, weight = one.weight, like = one.like,
+            model = one.counted.model,
+        }
+    end
+    needs_cache = {}
+    ask_for(list)
 end
 
 
--- Says that `weight` more of something is needed, and `like` more would do good. Does not wait.
-function _M.need(counted, weight, like)
+-- Says that the first of a line needs `weight` more of something, and that `like` more would do good; with a
+-- weight of 0 only that there should be some to spare. Does not wait. Whoever needs it says so again as long
+-- as he does.
+local function need(counted, weight, like, line)
     local id = counted.count_id
-    local need = needs_cache[id]
-    if not need then
-        lending.register(counted)
-        need = { counted = counted, weight = 0, like = 0, until_ = 0 }
-        needs_cache[id] = need
+    lending.register(counted)
+    if weight > 0 then
+        dict:safe_set("need:" .. id, weight .. " " .. like .. " " .. line, NEED)
+        if dict:get("asked:" .. id) then
+            return
+        end
     end
-    need.weight, need.like, need.until_ = weight, like, now() + LAST
+    needs_cache[id] = { counted = counted, weight = weight, like = like }
     if asking then
         return
     end
-    local ok, err = timer_at(0, ask_until_done)
+    local ok, err = timer_at(0, ask)
     if not ok then
         log(ERR, "edge: leases: could not ask for more: ", err)
         return
@@ -130,12 +158,14 @@ function _M.borrow(state)
     -- While others wait too, what is free is lent one by one, in their order.
     local alone = scope and not (ticket and order.contested(ticket.line))
     local like = alone and slots.in_flight(scope.waiting) or 0
+    local line = line_table.name(state)
     turn_cache = turn_cache % ROUND + 1
     for i = 1, min(n, BACKENDS) do
         local backend = ready[(turn_cache + i) % n + 1]
         local fitting = not state.pinned or backend.id == state.pinned
-        if fitting and backend.lease_key and not slots.has_room(backend, state.weight) then
-            _M.need(backend, state.weight, like)
+        if fitting and backend.lease_key and not slots.has_room(backend, state.weight)
+                and not lending.has_all(backend) then
+            need(backend, state.weight, like, line)
         end
     end
 end
@@ -151,6 +181,9 @@ function _M.take(counted, weight)
     while not slots.take(counted, weight) do
         tries = tries + 1
         lending.register(counted)
+        if counted.lease_key and lending.has_all(counted) then
+            return false, true
+        end
         if tries > #WAITS or now() > over or not redis.usable() or not lending.lock() then
             return false, full
         end
@@ -162,34 +195,80 @@ function _M.take(counted, weight)
             tries = 0
         end
         if (item.lent or 0) < item.need then
-            sleep(WAITS[tries] or LAST)
+            sleep(WAITS[tries] or WAITS[#WAITS])
         end
     end
     return true
 end
 
 
--- Another edge is short of something: what we have unused goes back.
-function _M.give_back(key)
-    local start = shared_state.key("lease/")
-    if key:sub(1, #start) ~= start or not lending.lock() then
+-- What is unused goes back. Whoever needs it next here has to ask.
+local function give_back(id)
+    if not lending.has_unused(id) or not lending.lock() then
         return
     end
-    local id = key:sub(#start + 1)
-    local model = lease_table.model_of(id)
-    if model then
-        order.press(model)
-    end
     lending.lower(id, 0)
+    dict:delete("asked:" .. id)
     lending.exchange({ { id = id, need = 0, like = 0 } })
     lending.unlock()
 end
 
 
--- The last of what was lent is in use: there should be some for the next one.
+-- The same soon, for a slot that has just become free while others are before those that wait here. Does not
+-- wait.
+function _M.return_unused(counted)
+    local id = counted.count_id
+    if returns_cache[id] then
+        return
+    end
+    -- A worker that is to end may have no timers: then others ask for it.
+    returns_cache[id] = timer_at(0, function()
+        returns_cache[id] = nil
+        give_back(id)
+    end)
+end
+
+
+-- Some is free of what this edge was short of. It is for whoever is first.
+local function ask_again(id)
+    local model = lease_table.model_of(id)
+    local weight, like, line = match(dict:get("need:" .. id) or "", "^(%d+) (%d+) (.*)$")
+    dict:delete("asked:" .. id)
+    if line and model and not is_elsewhere(model, line) then
+        ask_for({
+            { id = id, weight = tonumber(weight), like = tonumber(like), model = model },
+        })
+    end
+end
+
+
+-- News of something that is lent: another edge is short of it, or (behind a plus) some of it is free.
+function _M.hear(news)
+    local free, key = match(news, "^(%+?)(.*)$")
+    local start = shared_state.key("lease/")
+    if sub(key, 1, #start) ~= start then
+        return
+    end
+    local id = sub(key, #start + 1)
+    if free == "+" then
+        return ask_again(id)
+    end
+    local model = lease_table.model_of(id)
+    if model then
+        order.press(model)
+    end
+    give_back(id)
+end
+
+
+-- The last of what was lent is in use: there should be some for the next one, unless another edge is short.
 slots.when_low(function(counted)
-    if not needs_cache[counted.count_id] and redis.usable() then
-        _M.need(counted, 0, 0)
+    local id, model = counted.count_id, counted.model
+    if needs_cache[id] or lending.has_all(counted) or (counted.dry_until or 0) > now() then
+        return
+    end
+    if redis.usable() and not (model and order.pressed(model)) then
+        need(counted, 0, 0)
     end
 end)
 

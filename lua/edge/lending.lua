@@ -77,6 +77,18 @@ function _M.missing(id, weight)
 end
 
 
+-- Whether all of a limit is lent to this edge: then no other one has any.
+function _M.has_all(counted)
+    return (dict:get(counted.lease_key) or 0) >= counted.limit
+end
+
+
+-- Whether this edge has been lent more than is in flight.
+function _M.has_unused(id)
+    return (dict:get("lease:" .. id) or 0) > slots.held(id)
+end
+
+
 -- Makes `counted` (see slots.lua) one that is lent. While Redis is silent: with this edge's share, as of the
 -- others (on_own).
 function _M.register(counted)
@@ -109,7 +121,7 @@ local function exchange(list)
     local args = { "", "", 2 + 2 * #list, shared_state.key("edges"), shared_state.key("closed") }
     for i, item in ipairs(list) do
         args[4 + 2 * i] = shared_state.key("lease/" .. item.id)
-        args[5 + 2 * i] = shared_state.key("short/" .. item.id)
+        args[5 + 2 * i] = shared_state.key("wanting/" .. item.id)
     end
     local at = #args
     args[at + 1], args[at + 2] = shared_state.name(), shared_state.TTL * 1000

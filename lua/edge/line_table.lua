@@ -35,6 +35,9 @@ function _M.build(model_id, name, shared)
         last = "last:" .. name,
         turn = "turn:" .. name,
         freed = _M.freed(model_id),
+        -- Of other edges' first tickets: grows when they change; when Redis told them last.
+        changed = shared and "changed:" .. name,
+        seen = shared and "seen:" .. name,
     }
     for class = 1, CLASSES do
         line[class] = {

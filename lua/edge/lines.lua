@@ -1,7 +1,6 @@
 -- The lines in which requests wait, over all workers. A ticket has a class and a tag (fair.lua); each
--- worker keeps its own tickets sorted and shows the first of each class to the others in a dictionary.
--- Only the ticket's own worker serves it, so that no slot is ever on its way between two workers. What
--- a dead worker showed is removed by whoever it holds up.
+-- worker keeps its own tickets sorted and shows the first of each class to the others (firsts.lua). Only the
+-- ticket's own worker serves it, so that no slot is ever on its way between two workers.
 --
 -- Where several edges share a Redis their tickets have one order too (order.lua).
 --
@@ -11,6 +10,7 @@
 local counter = require "edge.counter"
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
+local firsts = require "edge.firsts"
 local line_table = require "edge.line_table"
 local leases = require "edge.leases"
 local order = require "edge.order"
@@ -18,44 +18,30 @@ local places = require "edge.places"
 local redis = require "edge.redis"
 local semaphore = require "ngx.semaphore"
 local slots = require "edge.slots"
-local workers = require "edge.workers"
 
 local add = counter.add
-local before = fair.before
 local place_in = fair.place
 local CLASSES = fair.CLASSES
 local log = ngx.log
 local now = ngx.now
-local worker_pid = ngx.worker.pid
 local ERR = ngx.ERR
 local insert = table.insert
 local max = math.max
 local next, pairs = next, pairs
 local remove = table.remove
+local wake = firsts.wake
 
 local dict = ngx.shared.edge_queue
 
 -- Where a key's tickets end is forgotten after so many quiet seconds.
 local FORGET = 600
--- How long the list of workers is good for (seconds).
-local WORKERS_TTL = 0.05
 
 
 local _M = {}
 
 -- Model id -> name of the line -> this worker's waiting requests in it: a sorted array for each class.
 local lines_cache = {}
-local pids_cache, pids_until = {}, 0
 order.watch(lines_cache)
-
-
-local function others()
-    local time = now()
-    if time >= pids_until then
-        pids_cache, pids_until = workers.pids(), time + WORKERS_TTL
-    end
-    return pids_cache
-end
 
 
 local function set(key, value, ttl, flags)
@@ -89,62 +75,9 @@ local function line_of(state)
 end
 
 
-local function wake_first(list)
-    local waiter = list[1]
-    if waiter and waiter.bell:count() < 1 then
-        waiter.bell:post(1)
-    end
-end
-
-
--- Shows the others which of this worker's tickets of a class is the first.
-local function show(list)
-    local waiter = list[1]
-    local key = list.first .. worker_pid()
-    if waiter then
-        -- It outlives its request only when the worker is killed; then not for long.
-        set(key, waiter.tag, max(waiter.until_, now()) - now() + 1, waiter.number)
-
-    else
-        dict:delete(key)
-    end
-end
-
-
--- Whether a ticket of another worker stands before `mine` (nil: none waits here) in a class.
-local function is_behind(list, mine)
-    local pids, self = others(), worker_pid()
-    for i = 1, #pids do
-        local pid = pids[i]
-        local tag, number = dict:get(list.first .. pid)
-        if tag and pid ~= self and (not mine or before(tag, number or 0, mine.tag, mine.number)) then
-            if not workers.is_gone(pid) then
-                return true
-            end
-            dict:delete(list.first .. pid)
-        end
-    end
-    if list.others then
-        local tag, number = dict:get(list.others)
-        return tag ~= nil and (not mine or before(tag, number or 0, mine.tag, mine.number))
-    end
-    return false
-end
-
-
--- The ticket of this worker that is to be served now; nil when it is another worker's turn.
-function _M.front(line)
-    local classes = fair.order(dict:get(line.turn) or 0)
-    for i = 1, CLASSES do
-        local list = line[classes[i]]
-        local mine = list[1]
-        if is_behind(list, mine) then
-            return nil
-        end
-        if mine then
-            return mine
-        end
-    end
+local function show(line, list)
+    firsts.show(list)
+    order.changed(line)
 end
 
 
@@ -221,11 +154,10 @@ function _M.join(state, counted, class, deadline)
     local place = place_in(list, waiter)
     insert(list, place, waiter)
     if place == 1 then
-        show(list)
+        show(line, list)
     end
     state.ticket = waiter
     state.place = slots.in_flight(counted)
-    order.joined()
     return waiter
 end
 
@@ -255,8 +187,8 @@ function _M.leave(state, served)
     local place = place_in(list, waiter)
     remove(list, place)
     if place == 1 then
-        show(list)
-        wake_first(list)
+        show(line, list)
+        wake(list)
     end
     -- Only now: who looks because of it must see who is first after this one.
     if served then
@@ -274,20 +206,31 @@ function _M.announce(model_id)
     count(line_table.freed(model_id), 1)
     for _, line in pairs(lines_cache[model_id] or {}) do
         for class = 1, CLASSES do
-            wake_first(line[class])
+            wake(line[class])
         end
     end
 end
 
 
-leases.when_lent(_M.announce)
-
-
--- Two numbers that grow when a model may have room again, or whoever was first is gone; and when a request
--- of the line is served.
+-- Two numbers that change when a model may have room again, or whoever was first is gone; and when a request
+-- of the line is served, here or in another edge.
 function _M.news(line)
-    return dict:get(line.freed) or 0, dict:get(line.turn) or 0
+    local freed = dict:get(line.freed) or 0
+    if line.changed then
+        freed = freed + (dict:get(line.changed) or 0)
+    end
+    return freed, dict:get(line.turn) or 0
 end
+
+
+-- Whether it is another edge's turn in a line; nil when nobody is seen to wait in it at all.
+function _M.is_elsewhere(model_id, name)
+    local lines = lines_cache[model_id]
+    return firsts.is_elsewhere(lines and lines[name] or line_table.build(model_id, name, true))
+end
+
+
+leases.when_lent(_M.announce, _M.is_elsewhere)
 
 
 return _M

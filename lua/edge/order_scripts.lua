@@ -25,65 +25,95 @@ return { string.format('%.14g', tag), ends, number }
 ]])
 
 -- KEYS: five for each line: the first tickets of all workers of all edges, the turn, the tags served last
--- in each class. ARGV: what fields of this edge begin with; this worker's field; milliseconds that its
--- tickets count; how long the rest is kept (s); then five for each line: this worker's first tickets (tag and
--- number for each class, '-' for none) or nothing, how many were served, the tags served last.
--- Answers ten for each line: the turn, the tags served last, and of the first tickets of other edges the
--- first of each class, tag and number ('' when there is none).
+-- in each class. ARGV: this edge; this worker; milliseconds that its tickets count; how long the rest is kept
+-- (s); what the lists of news begin with; then six for each line: its name, this worker's first tickets (tag
+-- and number for each class, '-' for none) or nothing, how many were served, the tags served last.
+-- Answers a text for each line: the clock, the turn, the tags served last, and of the first tickets of other
+-- edges the first of each class, tag and number. Other edges that wait in a line that has changed get the
+-- same as they see it, with the name of the line, as news.
 _M.sync = redis.script([=[
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local out = {}
-local function firsts(hash)
-    local best = {}
-    local all = redis.call('HGETALL', hash)
+local stamp = string.format('%.0f', time[1] * 1000000 + time[2])
+local mine, out = ARGV[1] .. '/' .. ARGV[2], {}
+local function show(hash, words, turns)
+    local old = redis.call('HGET', hash, mine)
+    if words == '' then
+        redis.call('HDEL', hash, mine)
+    else
+        redis.call('HSET', hash, mine, string.format('%.0f %s', now + ARGV[3], words))
+        redis.call('EXPIRE', hash, ARGV[4])
+    end
+    return turns ~= '0' or (old and string.match(old, '^%S+ (.*)$') or '') ~= words
+end
+local function shown(hash)
+    local found, all = {}, redis.call('HGETALL', hash)
     for k = 1, #all, 2 do
-        if string.sub(all[k], 1, #ARGV[1]) ~= ARGV[1] then
-            local words = {}
-            for word in string.gmatch(all[k + 1], '%S+') do
-                words[#words + 1] = word
-            end
-            if tonumber(words[1]) < now then
-                redis.call('HDEL', hash, all[k])
-            else
-                for class = 1, 3 do
-                    local tag, number = tonumber(words[2 * class]), tonumber(words[2 * class + 1])
-                    local known = best[class]
-                    if tag and (not known or tag < known[1] or tag == known[1] and number < known[2]) then
-                        best[class] = { tag, number, words[2 * class] }
-                    end
-                end
-            end
+        local words = {}
+        for word in string.gmatch(all[k + 1], '%S+') do
+            words[#words + 1] = word
+        end
+        if tonumber(words[1]) < now then
+            redis.call('HDEL', hash, all[k])
+        else
+            words.edge = string.match(all[k], '^(.*)/')
+            found[#found + 1] = words
         end
     end
+    return found
+end
+local function others(found, edge)
+    local first = {}
     for class = 1, 3 do
-        out[#out + 1] = best[class] and best[class][3] or ''
-        out[#out + 1] = best[class] and best[class][2] or ''
+        local least, least_number, text = nil, nil, ' - -'
+        for _, words in ipairs(found) do
+            local tag, number = tonumber(words[2 * class]), tonumber(words[2 * class + 1])
+            if words.edge ~= edge and tag
+                    and (not least or tag < least or tag == least and number < least_number) then
+                least, least_number = tag, number
+                text = ' ' .. words[2 * class] .. ' ' .. words[2 * class + 1]
+            end
+        end
+        first[class] = text
+    end
+    return table.concat(first)
+end
+local function tell(found, line, name)
+    local told = { [ARGV[1]] = true }
+    for _, words in ipairs(found) do
+        local list = ARGV[5] .. words.edge
+        if not told[words.edge] then
+            told[words.edge] = true
+            if redis.call('RPUSH', list, '=' .. line .. others(found, words.edge) .. ' ' .. name) > 100 then
+                redis.call('LPOP', list)
+            end
+            redis.call('PEXPIRE', list, 5000)
+        end
     end
 end
 for i = 1, #KEYS / 5 do
-    local k, a = 5 * i - 4, 5 * i
-    if ARGV[a] == '' then
-        redis.call('HDEL', KEYS[k], ARGV[2])
-    else
-        redis.call('HSET', KEYS[k], ARGV[2], (now + ARGV[3]) .. ' ' .. ARGV[a])
-        redis.call('EXPIRE', KEYS[k], ARGV[4])
-    end
-    if ARGV[a + 1] ~= '0' then
-        redis.call('INCRBY', KEYS[k + 1], ARGV[a + 1])
+    local k, a = 5 * i - 4, 6 * i
+    local changed = show(KEYS[k], ARGV[a + 1], ARGV[a + 2])
+    if ARGV[a + 2] ~= '0' then
+        redis.call('INCRBY', KEYS[k + 1], ARGV[a + 2])
         redis.call('EXPIRE', KEYS[k + 1], ARGV[4])
     end
-    out[#out + 1] = redis.call('GET', KEYS[k + 1]) or '0'
+    local line = { stamp, redis.call('GET', KEYS[k + 1]) or '0' }
     for class = 1, 3 do
-        local key, mine = KEYS[k + 1 + class], ARGV[a + 1 + class]
-        local served = redis.call('GET', key) or '0'
-        if tonumber(mine) > tonumber(served) then
-            served = mine
+        local key, served = KEYS[k + 1 + class], ARGV[a + 2 + class]
+        local known = redis.call('GET', key) or '0'
+        if tonumber(served) > tonumber(known) then
+            known = served
             redis.call('SET', key, served, 'EX', ARGV[4])
         end
-        out[#out + 1] = served
+        line[#line + 1] = known
     end
-    firsts(KEYS[k])
+    line = table.concat(line, ' ')
+    local found = shown(KEYS[k])
+    out[i] = line .. others(found, ARGV[1])
+    if changed then
+        tell(found, line, ARGV[a])
+    end
 end
 return out
 ]=])

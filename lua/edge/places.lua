@@ -82,4 +82,26 @@ function _M.take(counted, class, share)
 end
 
 
+-- How many requests of a model wait, in all workers.
+function _M.waiting(model)
+    local waits, n = model.waits, 0
+    for i = 1, #waits do
+        n = n + slots.in_flight(waits[i])
+    end
+    return n
+end
+
+
+-- The same by class: high, normal, low.
+function _M.waiting_by_class(model)
+    local waits, lengths = model.waits, { 0, 0, 0 }
+    for i = 1, #waits do
+        for class = 1, fair.CLASSES do
+            lengths[class] = lengths[class] + slots.in_flight(waits[i].classes[class])
+        end
+    end
+    return lengths
+end
+
+
 return _M

@@ -7,13 +7,17 @@
 
 local estimate = require "edge.estimate"
 local fair = require "edge.fair"
+local firsts = require "edge.firsts"
 local fleet = require "edge.fleet"
 local leases = require "edge.leases"
+local line_table = require "edge.line_table"
 local lines = require "edge.lines"
 local order = require "edge.order"
 local pace = require "edge.pace"
 local pick = require "edge.pick"
+local places = require "edge.places"
 local redis = require "edge.redis"
+local refusal = require "edge.refusal"
 local request = require "edge.request"
 local rules = require "edge.rules"
 local slots = require "edge.slots"
@@ -90,12 +94,12 @@ end
 local function ask(state, waiter)
     local line, time = waiter.line, now()
     local freed, turn = lines.news(line)
-    if freed == waiter.freed and turn == waiter.turn and time < waiter.ask_at and not waiter.list.others then
+    if freed == waiter.freed and turn == waiter.turn and time < waiter.ask_at then
         return nil, "full"
     end
     waiter.freed, waiter.turn, waiter.ask_at = freed, turn, time + ASK_ANYWAY
     waiter.poll = pace.poll(line.model)
-    if lines.front(line) ~= waiter then
+    if firsts.front(line) ~= waiter then
         return nil, "full"
     end
     return try(state)
@@ -149,44 +153,6 @@ local function wait(state, counted)
         end
         bell:wait(max(left, 0.001))
     end
-end
-
-
--- Why there is no backend for a request, as openai.refuse takes it.
-function _M.refusal(state, reason)
-    local model = state.model
-    local pool = state.rule and state.rule.pool
-    local whose = "model '" .. model.id .. "'" .. (pool and " in pool '" .. pool .. "'" or "")
-    if reason == "crowded" then
-        return 429, "queue_full", "Every engine of " .. whose .. " is at its limit, and "
-            .. model.waiting.limit .. " requests are waiting already. Try again later.",
-            { retry_after = pace.retry_after(model.id, _M.length(model), model.wait) }
-
-    elseif reason == "share" then
-        return 429, "queue_full", "Every engine of " .. whose .. " is at its limit, and the key '"
-            .. state.key.name .. "' has as many requests waiting as one key may. Try again later.",
-            { retry_after = pace.retry_after(model.id, _M.length(model), model.wait) }
-
-    elseif reason == "late" then
-        return 429, "queue_timeout", "Every engine of " .. whose .. " was at its limit for "
-            .. floor(state.waited * 10 + 0.5) / 10 .. " s. Nothing was started; try again later.",
-            { retry_after = pace.retry_after(model.id, _M.length(model) + 1, model.wait) }
-
-    elseif reason == "state" then
-        return 503, "state_unavailable", "Redis, in which the slots of model '" .. model.id
-            .. "' are counted, does not answer. Nothing was started; try again shortly.", { retry_after = 1 }
-
-    elseif reason == "cancelled" then
-        return 503, "cancelled", "An operator has ended this request while it waited. Nothing was started.",
-            { no_retry = true }
-
-    elseif reason == "gone" then
-        return 404, "model_not_found", "The model '" .. model.id
-            .. "' was removed while the request waited. GET /v1/models lists those there are.",
-            { param = "model" }
-    end
-    return 503, "no_backend_ready", "No engine of " .. whose
-        .. " is ready. It may still be starting; try again shortly.", { retry_after = 5 }
 end
 
 
@@ -255,29 +221,7 @@ function _M.take(state)
     if backend then
         return backend
     end
-    return nil, _M.refusal(state, reason)
-end
-
-
--- How many requests of a model wait, in all workers.
-function _M.length(model)
-    local waits, n = model.waits, 0
-    for i = 1, #waits do
-        n = n + slots.in_flight(waits[i])
-    end
-    return n
-end
-
-
--- The same by class: high, normal, low.
-function _M.lengths(model)
-    local waits, lengths = model.waits, { 0, 0, 0 }
-    for i = 1, #waits do
-        for class = 1, fair.CLASSES do
-            lengths[class] = lengths[class] + slots.in_flight(waits[i].classes[class])
-        end
-    end
-    return lengths
+    return nil, refusal.of(state, reason)
 end
 
 
@@ -294,8 +238,12 @@ function _M.release(state)
         state.kv = false
     end
     local model = state.model
-    if model.limited and _M.length(model) > 0 then
+    if model.limited and places.waiting(model) > 0 then
         lines.announce(model.id)
+    end
+    if backend.lease_key and order.pressed(model.id)
+            and lines.is_elsewhere(model.id, line_table.name(state)) ~= false then
+        leases.return_unused(backend)
     end
 end
 

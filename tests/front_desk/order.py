@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from tests.front_desk.where import MEMORY, Where
 from tests.support.client import CHAT, chat, percentile
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
+from tests.support.net import wait_until
 from tests.support.proof import Row, row
 
 #: Slots in all, how long the engine takes for each request, and how long after the one before it each client asks:
@@ -25,8 +27,11 @@ UNLIMITED = 100_000
 
 @dataclass(frozen=True)
 class Scale:
+    """``edges``: clients ask them in turns; several need a Redis."""
+
     waiters: int
     where: Where = MEMORY
+    edges: int = 1
 
 
 FULL, SMALL = Scale(1500), Scale(300)
@@ -35,6 +40,8 @@ FULL, SMALL = Scale(1500), Scale(300)
 @dataclass
 class Outcome:
     """``displaced``: by how many places each request was served before or after its turn.
+
+    ``redis_seconds`` are those of CPU time that Redis took, beside what the edges took.
 
     ``ideal`` is how many requests a second ``CAPACITY`` clients get from the engine itself, without an edge.
     ``seconds`` are from the first request to the last answer. ``unqueued_cpu_seconds`` is what the same requests cost
@@ -47,6 +54,7 @@ class Outcome:
     displaced: list[int]
     cpu_seconds: float
     unqueued_cpu_seconds: float
+    redis_seconds: float
 
     @property
     def of_ideal(self) -> float:
@@ -68,8 +76,8 @@ async def _one(port: int, name: str, sent: list[str], turn: asyncio.Event, done:
     return int(answer.split(b" ", 2)[1])
 
 
-async def _crowd(port: int, count: int) -> tuple[list[int], list[str], float]:
-    """``count`` clients, each of which sends after the one before it.
+async def _crowd(ports: list[int], count: int) -> tuple[list[int], list[str], float]:
+    """``count`` clients, each of which sends after the one before it, to another port.
 
     Returns statuses, the order of sending, and the seconds from the first request to the last answer.
     """
@@ -77,7 +85,9 @@ async def _crowd(port: int, count: int) -> tuple[list[int], list[str], float]:
     turns = [asyncio.Event() for _ in range(count + 1)]
     tasks = []
     for number in range(count):
-        tasks.append(asyncio.create_task(_one(port, f"w-{number}", sent, turns[number], turns[number + 1])))
+        tasks.append(
+            asyncio.create_task(_one(ports[number % len(ports)], f"w-{number}", sent, turns[number], turns[number + 1]))
+        )
         if number % 100 == 99:
             await asyncio.sleep(0.05)
     began = time.monotonic()
@@ -100,8 +110,8 @@ async def _straight(port: int, count: int) -> float:
     return count / (time.monotonic() - began)
 
 
-def _cpu(edge: Edge) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in edge.workers())
+def _cpu(edges: list[Edge]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for edge in edges for pid in edge.workers())
 
 
 def _fleet(engine: ScriptedEngine, waiters: int, limit: int = CAPACITY) -> dict[str, Any]:
@@ -116,15 +126,31 @@ class _Run:
     lines: dict[str, dict[str, Any]]
     seconds: float
     cpu_seconds: float
+    redis_seconds: float
+
+
+def _start(scale: Scale, fleet: dict[str, Any], stack: ExitStack) -> list[Edge]:
+    """The edges of one fleet, once each has seen all others."""
+    fleet = scale.where.of(fleet)
+    edges = [stack.enter_context(Edge(fleet)) for _ in range(scale.edges)]
+    for edge in edges if scale.where.redis else []:
+        wait_until("all edges to be seen", lambda edge=edge: edge.state()["state"]["edges"] == scale.edges, 10)  # type: ignore[misc]
+    return edges
 
 
 def _run(scale: Scale, limit: int) -> _Run:
-    with ScriptedEngine("alpha") as engine, Edge(scale.where.of(_fleet(engine, scale.waiters, limit))) as edge:
-        before = _cpu(edge)
-        statuses, sent, seconds = asyncio.run(_crowd(edge.port, scale.waiters))
-        used = _cpu(edge) - before
-        edge.idle()
-        return _Run(statuses, sent, {line["id"]: line for line in edge.log_of_all(scale.waiters)}, seconds, used)
+    with ExitStack() as stack:
+        engine = stack.enter_context(ScriptedEngine("alpha"))
+        edges = _start(scale, _fleet(engine, scale.waiters, limit), stack)
+        before, redis_before = _cpu(edges), scale.where.redis_seconds()
+        statuses, sent, seconds = asyncio.run(_crowd([edge.port for edge in edges], scale.waiters))
+        used, redis_used = _cpu(edges) - before, scale.where.redis_seconds() - redis_before
+        lines = {}
+        for number, edge in enumerate(edges):
+            edge.idle()
+            asked = len(range(number, scale.waiters, scale.edges))
+            lines.update({line["id"]: line for line in edge.log_of_all(asked)})
+        return _Run(statuses, sent, lines, seconds, used, redis_used)
 
 
 def measure(scale: Scale) -> Outcome:
@@ -138,15 +164,20 @@ def measure(scale: Scale) -> Outcome:
     )
     place = {name: number for number, name in enumerate(started)}
     displaced = [abs(place[name] - number) for number, name in enumerate(run.sent)]
-    return Outcome(run.statuses.count(200), ideal, run.seconds, displaced, run.cpu_seconds, unqueued.cpu_seconds)
+    return Outcome(run.statuses.count(200), ideal, run.seconds, displaced, run.cpu_seconds,
+                   unqueued.cpu_seconds, run.redis_seconds)  # fmt: skip
 
 
 def rows(scale: Scale, outcome: Outcome) -> list[Row]:
-    detail = f"{scale.waiters} clients, {CAPACITY} slots, {SERVICE_MS} ms each, two workers"
+    """What waiting costs is promised of each edge."""
+    whose = "two workers" if scale.edges == 1 else f"{scale.edges} edges of two workers each"
+    detail = f"{scale.waiters} clients, {CAPACITY} slots, {SERVICE_MS} ms each, {whose}"
     unanswered = scale.waiters - outcome.answered
     extra = outcome.cpu_seconds - outcome.unqueued_cpu_seconds
     cost = (f"{detail}: the workers used {outcome.cpu_seconds:.2f} s, and {outcome.unqueued_cpu_seconds:.2f} s for the "
             "same requests when none waited")  # fmt: skip
+    if scale.where.redis:
+        cost += f"; Redis itself used {outcome.redis_seconds:.2f} s"
     return [
         row("Everyone who waits is served", unanswered, 0, "unanswered", detail),
         row(
@@ -159,10 +190,11 @@ def rows(scale: Scale, outcome: Outcome) -> list[Row]:
         ),
         row("First come, first served: out of turn, p99", percentile(outcome.displaced, 0.99), 10, "places", detail),
         row("First come, first served: out of turn, at most", max(outcome.displaced), 150, "places", detail),
-        row("Waiting is cheap", extra, 1, "CPU s", cost),
+        row("Waiting is cheap", extra, scale.edges, "CPU s", cost),
     ]
 
 
-def proof() -> list[Row]:
+def proof(where: Where = MEMORY, edges: int = 1) -> list[Row]:
     """1,500 waiters."""
-    return rows(FULL, measure(FULL))
+    scale = replace(FULL, where=where, edges=edges)
+    return rows(scale, measure(scale))

@@ -18,10 +18,16 @@ def _limits(where: Where) -> list[Row]:
     return limits.proof(replace(limits.FULL, where=where))
 
 
+def _two_edges(where: Where) -> list[Row]:
+    return [{**one, "promise": f"{one['promise']}, in two edges"} for one in order.proof(where, edges=2)]
+
+
 PROOFS: dict[str, Proof] = {
     "order": order.proof,
     "shares": shares.proof,
     "limits": limits.proof,
+    "order-redis": in_redis(order.proof),
+    "order-edges": in_redis(_two_edges),
     "shares-redis": in_redis(lambda where: shares.proof(where=where)),
     "limits-redis": in_redis(_limits),
     "kill": kill.proof,

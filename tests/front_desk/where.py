@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from tests.support.proof import Proof, Row
 from tests.support.redis import Redis
 
@@ -26,6 +28,12 @@ class Where:
             return fleet
         state = {"redis": self.redis.url, "prefix": f"proof-{next(_numbers)}"}
         return {**fleet, "edge": {**fleet.get("edge", {}), "state": state}}
+
+    def redis_seconds(self) -> float:
+        """CPU seconds that the Redis has taken so far."""
+        if self.redis is None or self.redis.process is None:
+            return 0.0
+        return sum(psutil.Process(self.redis.process.pid).cpu_times()[:2])
 
 
 MEMORY = Where()
