@@ -147,6 +147,18 @@ def copies_of_heads(facts: StaticFacts) -> Iterator[Says]:
     )
 
 
+@RULES.rule("warning", "more pipeline stages than layers", "get_pp_indices of vllm/distributed/utils.py")
+def stages_without_layers(facts: StaticFacts) -> Iterator[Says]:
+    """GPUs that have nothing to compute."""
+    count, layers = facts.settings.pipeline_parallel_size, len(facts.model.layers) if facts.model is not None else 0
+    if not layers or count <= layers:
+        return
+    yield Says(
+        f"{layers} layers are shared out to {count} groups of GPUs: {count - layers} of them have none.",
+        f"pipeline_parallel_size: {layers} at most, better far fewer.",
+    )
+
+
 @dataclass(frozen=True)
 class GpuFacts:
     """Engines that are started on one GPU. ``shares``: backend → the share of its memory that it takes."""

@@ -18,6 +18,7 @@ from control.cli import main
 from control.engines.facts import Facts, from_line
 from control.fleet.arguments import release_of, vllm_settings
 from control.fleet.load import load
+from control.fleet.resolve import resolve_backends
 from control.fleet.schema import Engine
 from control.paths import REPOSITORY
 from control.run import _advise
@@ -33,6 +34,7 @@ from control.tuning.settings import of_engine
 from control.tuning.static_facts import Expected, StaticFacts, Surroundings, facts_of
 from control.tuning.weights import of_config
 from control.vllm.flags import flags_of
+from control.vllm.profiles import PROFILES
 from tests.support.model_configs import ALL
 from tests.support.proof import between_marks
 
@@ -114,6 +116,8 @@ SPEAKS: dict[str, tuple[StaticFacts, StaticFacts, str]] = {
     "cache_shared": (facts(LLAMA), facts(), "8,192"),
     "step_costs_cache": (
         facts(DEEPSEEK, max_num_batched_tokens=8192), facts(LLAMA, max_num_batched_tokens=512, max_num_seqs=8), "GiB"),
+    "stages_without_layers": (
+        facts(LLAMA, pipeline_parallel_size=33), facts(LLAMA, pipeline_parallel_size=32), "33 groups"),
     "copies_of_heads": (
         facts(LLAMA, tensor_parallel_size=16), facts(LLAMA, tensor_parallel_size=8), "tensor_parallel_size: 8"),
 }  # fmt: skip
@@ -285,3 +289,32 @@ def test_up_shows_errors_and_warnings_and_the_page_all(tmp_path: Path) -> None:
     lookout.set_fleet(load(fleet(tmp_path, 2048, 32)))
     lookout._stand()
     assert {found.severity for found in lookout._standing} == {"info"}
+
+
+def test_profiles_are_told_with_reasons_and_the_docs_have_their_numbers() -> None:
+    shown = CliRunner().invoke(main, ["profiles", "--card", "h100", "--json"])
+    rows = {row["profile"]: row for row in json.loads(shown.stdout)}
+    assert rows["default"]["settings"] == {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}
+    names = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+    text = (REPOSITORY / "docs" / "arguments.md").read_text()
+    for name, profile in PROFILES.items():
+        numbers = " ".join(f"| {profile.settings.get(field, '')}".rstrip() for field in names)
+        assert f"| `{name}` | {profile.traffic} {numbers} |\n" in text
+        assert all(rows[name][key] for key in ("traffic", "why", "holds", "elsewhere"))
+    plain = CliRunner().invoke(main, ["profiles"])
+    assert plain.exit_code == 0 and "long documents" in plain.stdout and "on L4" in plain.stdout
+    assert CliRunner().invoke(main, ["profiles", "--card", "x"]).exit_code == 1
+
+
+def test_a_profile_tells_the_edge_how_many_run(tmp_path: Path) -> None:
+    path = fleet(tmp_path, 2048, 32)
+    content = yaml.safe_load(path.read_text())
+    engine = content["models"]["deepseek-7b"]["engine"]
+    del engine["max_num_seqs"], engine["max_num_batched_tokens"]
+    limits = {}
+    for name in PROFILES:
+        engine["profile"] = name
+        path.write_text(yaml.safe_dump(content))
+        (backend,) = resolve_backends(load(path))
+        limits[name] = backend.limit
+    assert limits == {"default": None, "mixed": 34, "chat": 66, "rag": 18, "throughput": 258}

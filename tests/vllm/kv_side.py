@@ -108,6 +108,8 @@ def longest(vllm_config: Any, configs: list[Any], kv_memory: int, most: int) -> 
 
 def main() -> None:
     """Answer all cases; what fails says so in its place."""
+    # Without AMX vLLM's CPU code lacks kernels and has other blocks. None is run here, and the question is about GPUs.
+    torch.cpu._is_amx_tile_supported = lambda: True
     with tempfile.NamedTemporaryFile() as rendezvous:
         from vllm.config import VllmConfig
 
