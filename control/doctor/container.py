@@ -17,7 +17,7 @@ from control.doctor import inside
 from control.doctor.docker_engine import DockerEngine, gpus_refused
 from control.doctor.docker_needs import Inside
 from control.doctor.findings import Finding, problem, warning
-from control.doctor.gpus import Gpus, read
+from control.doctor.gpus import Gpus, failed, read
 from control.doctor.wanted import Wanted
 from control.doctor.way import Way
 from control.engines.docker import DockerHost
@@ -85,7 +85,7 @@ def look_inside(
             continue
         looked.inside = _together(looked.inside, answer, ask.host)
         if answer.get("gpus"):
-            looked.gpus = _gpus(answer, way, image, looked.findings)
+            looked.gpus = _gpus(answer, way, looked.findings)
     return looked
 
 
@@ -185,13 +185,12 @@ def _together(before: Inside, answer: dict[str, Any], host: bool) -> Inside:
     )
 
 
-def _gpus(answer: dict[str, Any], way: Way, image: str, findings: list[Finding]) -> Gpus | None:
+def _gpus(answer: dict[str, Any], way: Way, findings: list[Finding]) -> Gpus | None:
     said = answer["gpus"]
     if said["error"]:
-        text = f"nvidia-smi fails in {image}: {said['error'].splitlines()[0][:300]}"
-        findings.append(problem(f"host {way.name}", text, way.there("nvidia-smi")))
+        findings.append(failed(said["error"], way))
         return None
-    return read(said["text"], answer["details"]["text"])
+    return read(said["text"], answer["gpus"]["details"])
 
 
 def _mount(source: str, target: str) -> Mount:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from control.doctor import docker_needs, gpus
 from control.doctor.container import Looked, look_inside, remove_left
 from control.doctor.docker_engine import DockerEngine, engine, gives_gpus, gpus_unseen, read
 from control.doctor.findings import Finding, ok, problem, warning
+from control.doctor.gpus import Gpus
 from control.doctor.reach import not_reached, ssh_refuses
 from control.doctor.wanted import Wanted, wanted
 from control.doctor.way import Way, way_to
@@ -22,6 +24,7 @@ from control.engines.docker import DockerHost
 from control.engines.ownership import adopted, known_fleet_id
 from control.engines.plan import EVERYWHERE, Seen
 from control.errors import EngineError
+from control.fleet.host_schema import Host
 from control.fleet.load import LoadedFleet
 
 #: Seconds to connect to an engine's address.
@@ -38,6 +41,30 @@ def docker_hosts(loaded: LoadedFleet, names: Sequence[str], containers: bool = T
             yield from findings
 
 
+@dataclass(frozen=True)
+class _Box:
+    """One host: how it is asked, what Docker says, what fleet.yaml wants. ``rows``: the images that it needs as Docker
+    describes them, None for those that are not there."""
+
+    host: DockerHost
+    way: Way
+    asked: Host
+    docker: DockerEngine
+    engines: Sequence[Wanted]
+    rows: Mapping[str, dict[str, Any] | None]
+    seen: Seen
+
+    @property
+    def there(self) -> list[str]:
+        """The images that are there."""
+        return [name for name, row in self.rows.items() if row is not None]
+
+    @property
+    def running(self) -> frozenset[str]:
+        """The backends whose containers run."""
+        return frozenset(box.backend for box in self.seen.ours if box.alive)
+
+
 def _look(loaded: LoadedFleet, name: str, containers: bool) -> list[Finding]:
     way, paths = way_to(loaded, name), state_paths(loaded)
     if way.url.startswith("ssh://") and (refusal := ssh_refuses(way)) is not None:
@@ -47,15 +74,14 @@ def _look(loaded: LoadedFleet, name: str, containers: bool) -> list[Finding]:
     try:
         began = time.time()
         about, info = host.about()
-        docker = read(about, info, (began + time.time()) / 2)
-        engines = wanted(loaded, name)
+        docker, engines = read(about, info, (began + time.time()) / 2), wanted(loaded, name)
         found += engine(docker, way, engines)
         rows: dict[str, dict[str, Any] | None] = {}
         for image in dict.fromkeys(one.image for one in engines):
             rows[image], finding = _image(host, way, image, docker)
             found.append(finding)
         seen = host.see(set(), adopted(paths))
-        found += _fits(loaded, host, way, docker, engines, rows, seen, containers)
+        found += _fits(_Box(host, way, loaded.fleet.hosts[name], docker, engines, rows, seen), containers)
     except EngineError as error:
         found.append(not_reached(way, error))
     finally:
@@ -79,38 +105,39 @@ def _image(host: DockerHost, way: Way, name: str, docker: DockerEngine) -> tuple
     return row, docker_needs.image(name, row, refused, way, docker.architecture)
 
 
-def _fits(
-    loaded: LoadedFleet, host: DockerHost, way: Way, docker: DockerEngine, engines: Sequence[Wanted],
-    rows: dict[str, dict[str, Any] | None], seen: Seen, containers: bool,
-) -> Iterator[Finding]:  # fmt: skip
+def _fits(box: _Box, containers: bool) -> Iterator[Finding]:
     """What depends on what a container sees; without one, the little that can be told from here."""
-    there = [name for name, row in rows.items() if row is not None]
-    running = frozenset(box.backend for box in seen.ours if box.alive)
-    asked = loaded.fleet.hosts[way.name]
-    want_gpus = bool(asked.gpus) or any(one.gpus for one in engines)
-    look = bool(there) and containers
-    if want_gpus and not (look and gives_gpus(docker)) and (unseen := gpus_unseen(docker, way)) is not None:
+    way, engines = box.way, box.engines
+    look = bool(box.there) and containers
+    want_gpus = bool(box.asked.gpus) or any(one.gpus for one in engines)
+    give_gpus = gives_gpus(box.docker)
+    if want_gpus and not (look and give_gpus) and (unseen := gpus_unseen(box.docker, way)) is not None:
         yield unseen
     looked = Looked()
     if look:
-        remove_left(host, seen)
-        looked = look_inside(host, way, docker, engines, there, want_gpus and gives_gpus(docker))
+        remove_left(box.host, box.seen)
+        looked = look_inside(box.host, way, box.docker, engines, box.there, want_gpus and give_gpus)
     elif engines:
-        yield _not_looked(way, containers, next(iter(rows)))
+        yield _not_looked(way, containers, next(iter(box.rows)))
     yield from looked.findings
     if looked.gpus is not None:
-        yield from gpus.gpus(looked.gpus, way, engines, running, asked.gpus)
-        yield from gpus.memory_said(looked.gpus, way, None if asked.gpu_memory is None else int(asked.gpu_memory))
-        for name in there:
-            yield from gpus.drivers(looked.gpus, way, name, _environment(rows[name]), engines)
-    missing = [name for name, row in rows.items() if row is None]
-    yield from docker_needs.disk(_free(looked, docker, way), missing, way)
-    yield from docker_needs.address(engines, looked.inside, docker.desktop, way)
-    yield from docker_needs.ports(engines, seen, looked.inside.listeners, way)
-    if asked.tunnel is None:
-        yield from _reached(engines, running)
+        yield from _gpus(box, looked.gpus)
+    missing = [name for name, row in box.rows.items() if row is None]
+    yield from docker_needs.disk(_free(looked, box.docker, way), missing, way)
+    yield from docker_needs.address(engines, looked.inside, box.docker.desktop, way)
+    yield from docker_needs.ports(engines, box.seen, looked.inside.listeners, way)
+    if box.asked.tunnel is None:
+        yield from _reached(engines, box.running)
     yield from docker_needs.shared_memory(engines, looked.inside, way)
     yield from docker_needs.models(engines, looked.inside, way)
+
+
+def _gpus(box: _Box, seen: Gpus) -> Iterator[Finding]:
+    memory = box.asked.gpu_memory
+    yield from gpus.judge(seen, box.way, box.engines, box.running, box.asked.gpus)
+    yield from gpus.memory_said(seen, box.way, None if memory is None else int(memory))
+    for name in box.there:
+        yield from gpus.drivers(seen, box.way, name, _environment(box.rows[name]), box.engines)
 
 
 def _not_looked(way: Way, containers: bool, image: str) -> Finding:

@@ -73,7 +73,17 @@ def _field(details: str, name: str) -> str:
     return match[1].strip() if match else ""
 
 
-def gpus(
+def failed(said: str, way: Way) -> Finding:
+    """``said``: by an nvidia-smi that lists nothing."""
+    text, command = f"nvidia-smi fails: {said.splitlines()[0][:300]}", "nvidia-smi; sudo dmesg | grep -i nvidia | tail"
+    if "version mismatch" in said:
+        text, command = f"{text}. The driver was updated while it ran: restart the machine", "sudo reboot"
+    elif "No such file" in said:
+        text += ". The image's containers get no nvidia-smi, so the toolkit there lays no driver into them"
+    return problem(f"host {way.name}", text, way.there(command))
+
+
+def judge(
     seen: Gpus, way: Way, engines: Sequence[Wanted], running: frozenset[str], expected: int | None
 ) -> Iterator[Finding]:
     """``running``: ids of engines that have their memory already; ``expected``: how many GPUs fleet.yaml says."""

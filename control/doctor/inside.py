@@ -123,10 +123,16 @@ def _is_ours(address: str) -> bool:
     return True
 
 
+def _gpus() -> dict[str, str]:
+    """``text``: one line for each GPU; ``details``: of the driver; ``error``: why there is none."""
+    found = _nvidia_smi(f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader,nounits")
+    return {**found, "details": "" if found["error"] else _nvidia_smi("-q")["text"]}
+
+
 def _nvidia_smi(*arguments: str) -> dict[str, str]:
     try:
         done = subprocess.run(
-            ("nvidia-smi", *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LONGEST / 2
+            ("nvidia-smi", *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LONGEST / 3
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"text": "", "error": str(error)}
@@ -142,8 +148,7 @@ def look(asked: dict[str, Any]) -> dict[str, Any]:
         "listeners": _all_listeners(),
         "ours": [address for address in asked["addresses"] if _is_ours(address)],
         "models": {folder: model(Path(folder)) for folder in asked["models"]},
-        "gpus": _nvidia_smi(f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader,nounits") if asked["gpus"] else None,
-        "details": _nvidia_smi("-q") if asked["gpus"] else None,
+        "gpus": _gpus() if asked["gpus"] else None,
     }
 
 

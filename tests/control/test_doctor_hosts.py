@@ -14,7 +14,7 @@ from control.doctor import cuda, docker_needs, gpus
 from control.doctor.docker_engine import DockerEngine, engine, gives_gpus, gpus_refused, gpus_unseen, read
 from control.doctor.docker_needs import Inside, on_host
 from control.doctor.findings import Finding
-from control.doctor.inside import listeners
+from control.doctor.inside import listeners, look
 from control.doctor.wanted import Wanted, wanted
 from control.doctor.way import Way, way_to
 from control.engines.plan import Foreign, Found, Seen
@@ -111,7 +111,7 @@ def test_who_gives_gpus() -> None:
 def looked(
     engines: list[Wanted], csv: str = real.TWO_4090, running: tuple[str, ...] = (), expected: int | None = None
 ) -> list[tuple[str, str]]:
-    return worse(gpus.gpus(gpus.read(csv, ""), BOX, engines, frozenset(running), expected))
+    return worse(gpus.judge(gpus.read(csv, ""), BOX, engines, frozenset(running), expected))
 
 
 def test_what_nvidia_smi_says() -> None:
@@ -120,10 +120,27 @@ def test_what_nvidia_smi_says() -> None:
         (0, 24564 * 1024**2, 24080 * 1024**2, 8.9), (1, 24564 * 1024**2, 3072 * 1024**2, 8.9),
     ]  # fmt: skip
     assert (seen.cuda, seen.brand) == ("12.4", "GeForce RTX")
-    (first, *_) = gpus.gpus(seen, BOX, [one()], frozenset(), 2)
+    (first, *_) = gpus.judge(seen, BOX, [one()], frozenset(), 2)
     assert "GPU 0 (NVIDIA GeForce RTX 4090, 23.5 of 24.0 GiB free)" in first.text and "CUDA 12.4" in first.text
     assert looked([one()], real.UNIFIED) == [], "where memory is not told, nothing is guessed"
     assert looked([one()], "No devices were found\n") == [("problem", "nvidia-smi lists no GPU")]
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "command"),
+    [
+        (
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.1",
+            "restart",
+            "reboot",
+        ),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "communicate", "dmesg"),
+        ("[Errno 2] No such file or directory: 'nvidia-smi'", "lays no driver into them", "nvidia-smi"),
+    ],
+)
+def test_an_nvidia_smi_that_fails(said: str, words: str, command: str) -> None:
+    found = gpus.failed(said, BOX)
+    assert found.level == "problem" and words in found.text and command in found.command
 
 
 def test_gpus_that_are_not_there() -> None:
@@ -241,6 +258,11 @@ def test_addresses() -> None:
     assert level == "problem" and "10.0.0.1 is no address of that machine" in text
     assert worse(docker_needs.address([one()], inside, True, BOX)) == [], "Docker Desktop opens ports outside"
     assert worse(docker_needs.address([one()], Inside(), False, BOX)) == [], "not seen"
+
+
+def test_whose_addresses_are_whose() -> None:
+    asked = {"addresses": ["127.0.0.1", "::1", "192.0.2.1", "no address"], "models": [], "gpus": False}
+    assert look(asked)["ours"] in (["127.0.0.1", "::1"], ["127.0.0.1"])  # not every machine has IPv6
 
 
 def test_listeners_of_the_kernel() -> None:

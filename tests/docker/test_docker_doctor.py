@@ -147,7 +147,7 @@ def test_a_driver_that_fails(gpu_box: Dockerd, gpu_place: Place) -> None:
     assert left_on(gpu_box) == []
 
 
-def test_ports_addresses_and_models(dockerd: Dockerd, place: Place) -> None:
+def test_ports_and_models(dockerd: Dockerd, place: Place) -> None:
     folder = with_model(place)
     (folder / "tokenizer.json").unlink()
     first, second = place.fleet["models"]["m"]["backends"]
@@ -165,9 +165,6 @@ def test_ports_addresses_and_models(dockerd: Dockerd, place: Place) -> None:
         )  # fmt: skip
         try:
             worse = bad(doctor(place))
-            place.fleet["hosts"]["box"]["address"] = "192.0.2.1"
-            place.write()
-            elsewhere = bad(doctor(place, containers=True))
         finally:
             other.remove(force=True)
             listener.remove(force=True)
@@ -176,7 +173,6 @@ def test_ports_addresses_and_models(dockerd: Dockerd, place: Place) -> None:
     assert any("it has no tokenizer" in text for text in worse["model m on box"])
     about = "\n".join(worse["host box"])
     assert "could not select device driver" in about and "sudo apt-get install -y nvidia-container-toolkit" in about
-    assert any("address 192.0.2.1 is no address of that machine" in text for text in elsewhere["host box"])
 
 
 def test_images_that_are_not_there_or_have_no_python(dockerd: Dockerd, place: Place) -> None:
@@ -227,10 +223,6 @@ def test_over_ssh(dockerd: Dockerd, place: Place, monkeypatch: pytest.MonkeyPatc
         assert "Docker does not run there" in said and "systemctl start docker" in said
         (said,) = about("no-such-docker system dial-stdio")
         assert "docker is not on the PATH there" in said and "command -v docker" in said
-        box.know(False)
-        (said,) = about("true")
-        assert "host key" in said and "is not known on this machine" in said
-        box.know()
         box.let_in(False)
         (said,) = bad(doctor(place))["host box"]
         assert "does not let this user in" in said and "$ ssh-copy-id -p" in said
