@@ -30,6 +30,8 @@ LABEL, PREFIX = "signalbox.doctor", "signalbox-doctor-"
 LEFT_OVER = 10 * inside.LONGEST
 _NO_FOLDER = re.compile(r"bind source path does not exist: (/[^\s'\"]+?)[.'\"]*(?:\s|$)")
 _NO_PYTHON = re.compile(r"python3\W.*(executable file not found|no such file or directory)", re.IGNORECASE | re.DOTALL)
+#: Docker without root, or with mapped users, may not share the host's network or memory.
+_NOT_SHARED = re.compile(r"user namespaces|share the host's|namespace sharing", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,15 @@ def look_inside(
     """One container, and one more for each other set of volumes; ``images``: those there are. Raises EngineError."""
     looked = Looked()
     addresses = tuple(dict.fromkeys(one.address for one in engines))
-    for number, (image, volumes, models) in enumerate(_groups(engines, images)):
-        ask = Ask(image, _there(host, volumes), models, addresses, gpus and number == 0)
+    for image, volumes, models in _groups(engines, images):
+        ask = Ask(image, _there(host, volumes), models, addresses, gpus)
         answer, ask = _run(host, way, docker, ask, looked.findings)
+        gpus = gpus and answer is None and ask.gpus  # once they were seen, or refused, nobody asks again
         if answer is None:
             continue
         looked.inside = _together(looked.inside, answer, ask.host)
-        if answer.get("gpus"):
-            looked.gpus = _gpus(answer, way, looked.findings)
+        if answer["gpus"] is not None:
+            looked.gpus = _gpus(answer["gpus"], way, looked.findings)
     return looked
 
 
@@ -123,7 +126,7 @@ def _run(
         try:
             output = host.run_once(ask.arguments())
         except EngineError as error:
-            smaller = _without(ask, error, way, docker, findings)
+            smaller = without(ask, error, way, docker, findings)
             if smaller is None:
                 return None, ask
             ask = smaller
@@ -138,7 +141,7 @@ def _run(
         return None, ask
 
 
-def _without(ask: Ask, error: EngineError, way: Way, docker: DockerEngine, findings: list[Finding]) -> Ask | None:
+def without(ask: Ask, error: EngineError, way: Way, docker: DockerEngine, findings: list[Finding]) -> Ask | None:
     """The same without what Docker could not give; None when there is nothing left to leave out."""
     text, subject = f"{error.message} {error.hint}".strip(), f"host {way.name}"
     missing = _NO_FOLDER.search(error.message)
@@ -155,11 +158,13 @@ def _without(ask: Ask, error: EngineError, way: Way, docker: DockerEngine, findi
     if _NO_PYTHON.search(error.message):
         findings.append(_not_looked(way, ask.image, "the image has no python3"))
         return None
+    if ask.host and _NOT_SHARED.search(error.message):
+        return replace(ask, host=False)
     if ask.gpus:
         said = error.message.removeprefix(f"Docker on {way.name} says: ").rstrip(".")
         findings.append(gpus_refused(docker, way, said))
         return replace(ask, gpus=False)
-    if ask.host:  # Docker without root, or with names of users mapped, may not share these
+    if ask.host:
         return replace(ask, host=False)
     findings.append(_not_looked(way, ask.image, text))
     return None
@@ -185,12 +190,11 @@ def _together(before: Inside, answer: dict[str, Any], host: bool) -> Inside:
     )
 
 
-def _gpus(answer: dict[str, Any], way: Way, findings: list[Finding]) -> Gpus | None:
-    said = answer["gpus"]
+def _gpus(said: dict[str, str], way: Way, findings: list[Finding]) -> Gpus | None:
     if said["error"]:
         findings.append(failed(said["error"], way))
         return None
-    return read(said["text"], answer["gpus"]["details"])
+    return read(said["text"], said["details"])
 
 
 def _mount(source: str, target: str) -> Mount:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from control.fleet.address import is_loopback
 from control.fleet.host_schema import docker_machine
 from control.fleet.load import LoadedFleet
 from control.tunnels.arguments import target_of
@@ -32,7 +33,8 @@ class Way:
             return command
         if self.url.startswith("ssh://"):
             return f"{target_of(self.url).command()} {shlex.quote(command)}"
-        return f"ssh {docker_machine(self.url)} {shlex.quote(command)}"
+        machine = docker_machine(self.url)
+        return command if is_loopback(machine) else f"ssh {machine} {shlex.quote(command)}"
 
 
 def way_to(loaded: LoadedFleet, name: str) -> Way:

@@ -51,6 +51,7 @@ class DockerHost:
         self._tls = None if tls is None else [loaded.file(path) for path in (tls.ca, tls.certificate, tls.key)]
         self._lock = threading.Lock()
         self._client: docker.DockerClient | None = None
+        self._version: dict[str, Any] = {}
 
     @property
     def gpu_memory(self) -> int | None:
@@ -97,7 +98,8 @@ class DockerHost:
     def about(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What Docker says of itself: /version and /info. Raises EngineError."""
         with self.told():
-            return self._api.version(), self._api.info()
+            info = self._api.info()  # connects, which asks for the version
+            return self._version, info
 
     def image(self, image: str) -> dict[str, Any] | None:
         """Docker's own description of an image; None when it is not there. Raises EngineError."""
@@ -285,10 +287,10 @@ class DockerHost:
         try:
             first = client(DEFAULT_DOCKER_API_VERSION)  # not "auto": that asks before anything can be set
             try:
-                version = str(first.api.version(api_version=False)["ApiVersion"])
+                self._version = first.api.version(api_version=False)
             finally:
                 first.close()
-            second = client(version)
+            second = client(str(self._version["ApiVersion"]))
         except (DockerException, requests.RequestException, OSError) as error:
             raise self._away(error) from error
         second.api.timeout = TIMEOUT

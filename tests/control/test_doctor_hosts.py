@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from control.doctor import cuda, docker_needs, gpus
+from control.doctor.container import Ask, without
 from control.doctor.docker_engine import DockerEngine, engine, gives_gpus, gpus_refused, gpus_unseen, read
 from control.doctor.docker_needs import Inside, on_host
 from control.doctor.findings import Finding
@@ -18,6 +20,7 @@ from control.doctor.inside import listeners, look
 from control.doctor.wanted import Wanted, wanted
 from control.doctor.way import Way, way_to
 from control.engines.plan import Foreign, Found, Seen
+from control.errors import EngineError
 from tests.support import docker_hosts as real
 from tests.support.fleet_yaml import fleet_of
 
@@ -203,6 +206,34 @@ def test_what_is_said_of_a_driver() -> None:
     old = gpus.read("0, GPU-1, Tesla P40, 24576, 24000, 580.95.05, 6.1\n", real.details("580.95.05", "13.0", "Tesla"))
     ((level, text),) = worse(gpus.drivers(old, BOX, IMAGE, image, [one()]))
     assert level == "problem" and "compute capability 6.1" in text and "needs 7" in text
+
+
+# What a container is not given.
+
+
+def test_what_docker_cannot_give_is_left_out() -> None:
+    volumes = (("/data", "/models", False), ("/mnt/c/x", "/x", False), ("cache", "/root/.cache", True))
+    ask = Ask(IMAGE, volumes, ("/models/m", "/x/n"), ("10.0.0.1",), gpus=True)
+    docker = said(real.NO_NVIDIA)
+
+    def after(text: str, ask: Ask = ask) -> tuple[Ask | None, list[str]]:
+        findings: list[Finding] = []
+        return without(ask, EngineError(text), BOX, docker, findings), [words for _, words in worse(findings)]
+
+    smaller, texts = after('invalid mount config for type "bind": bind source path does not exist: /data.')
+    assert smaller == replace(ask, volumes=volumes[1:], models=("/x/n",)) and "the folder /data of its" in texts[0]
+    smaller, texts = after("bind source path does not exist: /run/desktop/mnt/host/c/x")
+    assert smaller == replace(ask, volumes=volumes[2:], models=()) and "/run/desktop/mnt/host/c/x" in texts[0]
+    smaller, texts = after("cannot share the host's network namespace when user namespaces are enabled")
+    assert smaller == replace(ask, host=False) and texts == []
+    smaller, texts = after('could not select device driver "nvidia" with capabilities: [[gpu utility]]')
+    assert smaller == replace(ask, gpus=False) and "containers get no GPU" in texts[0]
+    less = replace(ask, gpus=False)
+    assert after("something else", less) == (replace(less, host=False), [])
+    nothing, texts = after("something else", replace(less, host=False))
+    assert nothing is None and "could not be looked at from within" in texts[0] and "something else" in texts[0]
+    nothing, texts = after('exec: "python3": executable file not found in $PATH')
+    assert nothing is None and "the image has no python3" in texts[0]
 
 
 # What else an engine needs.

@@ -13,18 +13,23 @@ from typing import TypeVar
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 T = TypeVar("T")
 _random = random.Random(os.getpid() ^ time.time_ns())
+#: Ports given to this process: two parts of one test never get the same before either listens.
+_given: set[int] = set()
 
 
 def free_port() -> int:
     """A port that nobody listens on, below the range from which outgoing connections take theirs."""
     for _ in range(200):
         port = _random.randrange(12_000, 32_000)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _given.add(port)
+        return port
     raise AssertionError("no free port found in 200 tries")
 
 
