@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from control.edge.site import state_paths
 from control.engines.facts import Facts
@@ -15,6 +15,8 @@ from control.fleet.resolve import ResolvedBackend, resolve_backends
 from control.tuning.advise import Finding, worst_first
 from control.tuning.cards import Card
 from control.tuning.catalogue import static_findings
+from control.tuning.live_facts import ModelFacts
+from control.tuning.observe import Observer, judged
 from control.tuning.rules_log import RULES as LOG_RULES
 from control.tuning.rules_log import StartFacts
 from control.tuning.rules_memory import GPU_RULES, GpuFacts
@@ -26,10 +28,15 @@ Starts = Mapping[str, Facts]
 
 @dataclass(frozen=True)
 class Advice:
-    """``findings``, the worst first; ``unseen``: model → why its memory was not looked at."""
+    """``findings``, the worst first; ``unseen``: model → why its memory was not looked at.
+
+    ``observed``: model → what running engines did; ``silent``: backend ("" is the edge) → why it told nothing.
+    """
 
     findings: tuple[Finding, ...]
     unseen: Mapping[str, str]
+    observed: Mapping[str, ModelFacts] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,13 @@ def of_fleet_and_starts(
     if not names:
         found += _gpus(loaded)
     return Advice(tuple(worst_first(found)), unseen)
+
+
+def with_running(advice: Advice, observer: Observer) -> Advice:
+    """``advice`` and what the observer has seen of engines that answered."""
+    observed = {name: facts for name, facts in observer.facts() if facts.engines}
+    found = worst_first([*advice.findings, *judged(observed.items())])
+    return replace(advice, findings=tuple(found), observed=observed, silent=dict(observer.silent))
 
 
 def last_starts(loaded: LoadedFleet) -> dict[str, Facts]:

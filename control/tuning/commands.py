@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from control.fleet.load import LoadedFleet
     from control.tuning.cards import Card
+    from control.tuning.observe import Observer
 
 _COUNT = click.IntRange(1)
 _OVERRIDES = (
@@ -94,6 +96,13 @@ def profiles_command(card: str, as_json: bool) -> None:
 @click.option("--prompt", "prompts", type=_COUNT, multiple=True, help="Tokens of a typical prompt; more than once.")
 @click.option("--length", "lengths", type=_COUNT, multiple=True, help="Tokens of a real request, prompt and answer.")
 @click.option("--card", "cards", multiple=True, help="l4, h100, 24GB, 22GiB ...: instead of the hosts' gpu_memory.")
+@click.option(
+    "--live",
+    is_flag=False,
+    flag_value="30s",
+    metavar="[=TIME]",
+    help="Look at the running engines too; for 30s, or 2m.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The findings as JSON.")
 @click.option("--strict", is_flag=True, help="Exit code 1 on warnings too.")
 @click.pass_context
@@ -104,32 +113,60 @@ def advise_command(
     prompts: tuple[int, ...],
     lengths: tuple[int, ...],
     cards: tuple[str, ...],
+    live: str | None,
     as_json: bool,
     strict: bool,
 ) -> None:
     """Say what is wrong or wasteful about the engines of fleet.yaml, and what to write instead (docs/tuning.md).
 
-    By their settings, the models' files and the hosts' GPUs, and by what each engine told at its last start. Exit code
-    1 when an engine would not start.
+    By their settings, the models' files and the hosts' GPUs, and by what each engine told at its last start; with
+    --live by what engines and edge do meanwhile. Exit code 1 when an engine would not start.
     """
     from rich.console import Console
 
     from control.fleet.load import load
-    from control.tuning.advice import last_starts, of_fleet_and_starts
+    from control.tuning.advice import last_starts, of_fleet_and_starts, with_running
     from control.tuning.advise import failed
     from control.tuning.showing import as_data, show
     from control.tuning.static_facts import Expected
     from control.up import require_known
 
+    length = _duration(live) if live is not None else 0.0
     loaded = load(ctx.obj.fleet)
     require_known(loaded, models)
     expected = Expected(prompts, lengths)
     advice = of_fleet_and_starts(loaded, last_starts(loaded), models, expected, _cards(cards))
+    if length:
+        advice = with_running(advice, _watch(loaded, length, models))
     if as_json:
         click.echo(json.dumps(as_data(advice), indent=2))
     else:
         show(advice, Console(highlight=False))
     ctx.exit(1 if failed(advice.findings, strict) else 0)
+
+
+def _watch(loaded: LoadedFleet, length: float, models: tuple[str, ...]) -> Observer:
+    """Look for ``length`` seconds, with a bar on the terminal (standard error); Ctrl-C ends it early."""
+    from rich.console import Console
+
+    from control.terminal import Steps
+    from control.tuning.observe import watch
+
+    with Steps(Console(stderr=True)) as progress:
+        title = f"Looking at the engines for {length:g} s"
+        return watch(loaded, length, models, lambda over: progress(title, "", over / length))
+
+
+def _duration(text: str) -> float:
+    """Seconds."""
+    from pydantic_core import PydanticCustomError
+
+    from control.fleet.units import Milliseconds
+
+    try:
+        return int(Milliseconds.parse(text)) / 1000
+    except PydanticCustomError as error:
+        raise click.BadParameter(f"{error.message()}. Write --live or --live=2m.", param_hint="--live") from error
 
 
 def _cards(texts: tuple[str, ...]) -> list[Card]:

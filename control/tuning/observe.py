@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -144,17 +145,19 @@ class Observer:
 
 
 def watch(loaded: LoadedFleet, length: float, models: Iterable[str] = (), tell: Tell | None = None) -> Observer:
-    """Look once a second for ``length`` seconds. ``tell`` hears how many of them are over."""
+    """Look once a second for ``length`` seconds, or until Ctrl-C. ``tell`` hears how many of them are over."""
     observer = Observer(loaded, lambda: edge_metrics(loaded), length + 10)
     began = time.monotonic()
-    while True:
-        observer.look(models)
-        over = time.monotonic() - began
-        if tell is not None:
-            tell(min(over, length))
-        if over >= length:
-            return observer
-        time.sleep(min(EVERY, length - over))
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            observer.look(models)
+            over = time.monotonic() - began
+            if tell is not None:
+                tell(min(over, length))
+            if over >= length:
+                break
+            time.sleep(min(EVERY, length - over))
+    return observer
 
 
 def edge_metrics(loaded: LoadedFleet) -> str:

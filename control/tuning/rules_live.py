@@ -31,11 +31,12 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
-@ENGINE_RULES.rule("warning", "sequences were preempted", "vllm:num_preemptions; vllm/v1/core/sched/scheduler.py")
+@ENGINE_RULES.rule("warning", "sequences were preempted", "`vllm:num_preemptions`")
 def preemptions(facts: EngineFacts) -> Iterator[Says]:
     """Blocks ran out while sequences grew."""
     if not facts.preemptions:
         return
+    often = "Once" if facts.preemptions == 1 else f"{facts.preemptions:,.0f} times"
     peak = facts.peak("kv_usage")
     full = f" Its KV cache was {peak:.0%} full at the most." if peak is not None else ""
     size, each = facts.kv_tokens, facts.tokens_each
@@ -51,15 +52,15 @@ def preemptions(facts: EngineFacts) -> Iterator[Says]:
         else "A smaller max_num_seqs, or more "
     )
     yield Says(
-        f"{facts.preemptions:,.0f} times in {seconds(facts.seconds)} the engine threw a running sequence out of its KV "
-        f"cache and computed it again later.{full}{room}",
+        f"{often} in {seconds(facts.seconds)} the engine threw a running sequence out of its KV cache and computed it "
+        f"again later.{full}{room}",
         f"{fewer}KV cache (gpu_memory_utilization, kv_cache_dtype: fp8). Keep queue.kv_budget on: the edge then sends "
         "no more than fits.",
     )
 
 
 @ENGINE_RULES.rule(
-    "info", "the KV cache was more than 90 % full, and nothing was preempted", "vllm:kv_cache_usage_perc"
+    "info", "the KV cache was more than 90 % full, and nothing was preempted", "`vllm:kv_cache_usage_perc`"
 )
 def kv_cache_nearly_full(facts: EngineFacts) -> Iterator[Says]:
     """The state before preemptions."""
@@ -77,7 +78,7 @@ def kv_cache_nearly_full(facts: EngineFacts) -> Iterator[Says]:
 
 
 @ENGINE_RULES.rule(
-    "warning", "more requests wait inside the engine than the edge sends ahead", "vllm:num_requests_waiting"
+    "warning", "more requests wait inside the engine than the edge sends ahead", "`vllm:num_requests_waiting`"
 )
 def queue_in_the_engine(facts: EngineFacts) -> Iterator[Says]:
     """Who waits inside the engine is served in its order, not in the edge's fair one, and cannot go elsewhere."""
@@ -106,7 +107,7 @@ def queue_in_the_engine(facts: EngineFacts) -> Iterator[Says]:
 @ENGINE_RULES.rule(
     "warning",
     "prompts share beginnings, and the engine does not find them",
-    "vllm:prefix_cache_hits, docs/balancing.md",
+    "`vllm:prefix_cache_hits`, `signalbox_prefix_known_bytes_total`",
 )
 def prefix_cache_misses(facts: EngineFacts) -> Iterator[Says]:
     """The edge knows which beginnings it sent here before; the engine says which it still had."""
@@ -142,7 +143,9 @@ def _held_up(facts: EngineFacts) -> tuple[float, float, float] | None:
 
 
 @ENGINE_RULES.rule(
-    "warning", "answers halt while long prompts are read", "docs/prefill-decode.md; vllm:inter_token_latency"
+    "warning",
+    "answers halt while long prompts are read",
+    "`vllm:inter_token_latency_seconds`, `vllm:request_prompt_tokens`",
 )
 def itl_spikes(facts: EngineFacts) -> Iterator[Says]:
     """A step that reads a prompt makes everybody's next token wait for its end."""
@@ -170,7 +173,9 @@ def _starved(facts: EngineFacts) -> bool:
 
 
 @ENGINE_RULES.rule(
-    "warning", "nearly every step reads prompts, and answers get a token at a time", "docs/prefill-decode.md"
+    "warning",
+    "nearly every step reads prompts, and answers get a token at a time",
+    "`vllm:inter_token_latency_seconds`, `vllm:prompt_tokens`",
 )
 def decode_starved(facts: EngineFacts) -> Iterator[Says]:
     """Not a spike now and then: prompts come without a pause."""

@@ -57,9 +57,7 @@ def _cure(parts: Parts, facts: ModelFacts) -> str:
     )
 
 
-@MODEL_RULES.rule(
-    "warning", "more than 5 % of first tokens came later than slo.ttft", "fleet.yaml; signalbox_ttft_seconds"
-)
+@MODEL_RULES.rule("warning", "more than 5 % of first tokens came later than slo.ttft", "`signalbox_ttft_seconds`")
 def slo_ttft_missed(facts: ModelFacts) -> Iterator[Says]:
     """And by which part."""
     ttft, bound = facts.seen_ttft, facts.slo.ttft
@@ -80,7 +78,7 @@ def slo_ttft_missed(facts: ModelFacts) -> Iterator[Says]:
 
 
 @MODEL_RULES.rule(
-    "warning", "more than 5 % of the gaps between tokens were longer than slo.itl", "fleet.yaml; signalbox_itl_seconds"
+    "warning", "more than 5 % of the gaps between tokens were longer than slo.itl", "`signalbox_itl_seconds`"
 )
 def slo_itl_missed(facts: ModelFacts) -> Iterator[Says]:
     """And by which part: all of them, or some that prompts or preemptions held up."""
@@ -119,7 +117,7 @@ def slo_itl_missed(facts: ModelFacts) -> Iterator[Says]:
 @MODEL_RULES.rule(
     "info",
     "no slo.ttft, and first tokens take longer than 2 s on average",
-    "vllm:request_queue_time, vllm:request_prefill_time, signalbox_queue_wait_seconds",
+    "`vllm:request_queue_time_seconds`, `vllm:request_prefill_time_seconds`, `signalbox_queue_wait_seconds`",
 )
 def slow_first_token(facts: ModelFacts) -> Iterator[Says]:
     """Where the time goes."""
@@ -133,7 +131,7 @@ def slow_first_token(facts: ModelFacts) -> Iterator[Says]:
 @MODEL_RULES.rule(
     "warning",
     "at least half of the time to the first token passes between edge and engine",
-    "signalbox_ttft_seconds less vllm:time_to_first_token_seconds",
+    "`signalbox_ttft_seconds` less `vllm:time_to_first_token_seconds`",
 )
 def far_engine(facts: ModelFacts) -> Iterator[Says]:
     """Known only where all requests come through this edge."""
@@ -152,7 +150,7 @@ def far_engine(facts: ModelFacts) -> Iterator[Says]:
 @MODEL_RULES.rule(
     "info",
     "the prefix cache hits, and first tokens are slow all the same",
-    "vllm:prefix_cache_hits; vllm:request_queue_time",
+    "`vllm:prefix_cache_hits`, `vllm:request_queue_time_seconds`",
 )
 def hits_without_gain(facts: ModelFacts) -> Iterator[Says]:
     """Hits shorten the prefill only."""
@@ -183,7 +181,7 @@ def hits_without_gain(facts: ModelFacts) -> Iterator[Says]:
 @MODEL_RULES.rule(
     "warning",
     "an engine had seen the prompts' beginnings, and another one got them",
-    "signalbox_prefix_shared_bytes_total, docs/balancing.md",
+    "`signalbox_prefix_shared_bytes_total`",
 )
 def prefix_sent_elsewhere(facts: ModelFacts) -> Iterator[Says]:
     """The edge passes over a favourite that is too busy or at its limit."""

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from control.tuning import live_report
 from control.tuning.advice import Advice
 from control.tuning.advise import Finding, Severity
 
@@ -17,12 +18,20 @@ MARKS: Mapping[Severity, str] = {"error": "[red]✗[/]", "warning": "[yellow]![/
 
 def as_data(advice: Advice) -> dict[str, Any]:
     """For ``--json``."""
-    return {"findings": [found.as_data() for found in advice.findings], "unseen": dict(advice.unseen)}
+    found = {"findings": [found.as_data() for found in advice.findings], "unseen": dict(advice.unseen)}
+    if not advice.observed and not advice.silent:
+        return found
+    observed = {name: live_report.as_data(facts) for name, facts in advice.observed.items()}
+    return {**found, "observed": observed, "silent": dict(advice.silent)}
 
 
 def show(advice: Advice, console: Console) -> None:
     """Print the findings, what was not looked at, and how many there are."""
+    for name, facts in advice.observed.items():
+        console.print(f"[bold]{escape(name)}[/]: {escape(live_report.summary(facts))}", soft_wrap=True)
     show_findings(advice.findings, console)
+    for name, why in advice.silent.items():
+        console.print(f"[dim]{escape(name or 'the edge')} told nothing: {escape(why)}[/]", soft_wrap=True)
     for name, why in advice.unseen.items():
         console.print(f"[dim]{escape(name)}: its memory was not looked at. {escape(why)}[/]", soft_wrap=True)
     errors, warnings, infos = (

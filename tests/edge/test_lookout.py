@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
+from click.testing import CliRunner, Result
 
+from control.cli import main
 from control.fleet.load import load
 from control.tuning.lookout import Lookout
 from control.tuning.observe import Observer, edge_metrics, watch
@@ -38,6 +41,26 @@ def test_a_watch_sees_what_edge_and_engine_did(engine: ScriptedEngine, engine_2:
         engines = facts.of_engines("ttft")
         assert engines is not None and engines.count == 12, "one or the other had them"
         assert [one.id for one in observer.findings()] == ["slo_ttft_missed"]
+
+
+def test_advise_live_on_the_command_line(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+    with Edge(one_model("alpha", engine, engine_2)) as edge:
+        engine.configure(waiting=9)
+        engine_2.kill()
+
+        def advise(*arguments: str) -> Result:
+            return CliRunner().invoke(main, ["--fleet", str(edge.fleet_file), "advise", *arguments])
+
+        told = advise("--live=2.2s", "--json")
+        found = json.loads(told.stdout)
+        assert told.exit_code == 0 and [one["id"] for one in found["findings"]] == ["queue_in_the_engine"]
+        assert found["observed"]["alpha"]["engines"]["alpha-1"]["waiting"] == {"mean": 9, "peak": 9}
+        assert list(found["silent"]) == ["alpha-2"]
+        text = advise("--live=2.2s", "--strict", "alpha")
+        assert text.exit_code == 1 and "9 requests waited inside the engine" in text.stdout
+        assert "alpha-2 told nothing" in text.stdout and "1 warning" in text.stdout
+        wrong = advise("--live=soon")
+        assert wrong.exit_code == 2 and "Write --live or --live=2m" in wrong.stderr
 
 
 def test_silent_engines_are_named_and_the_others_seen(engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
