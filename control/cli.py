@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from control import __version__
+from control.bench.commands import bench
 from control.cli_engines import COMMANDS, which
 from control.errors import SignalboxError
 from control.keys.commands import keys
@@ -301,6 +302,7 @@ main.add_command(keys)
 main.add_command(advise_command)
 main.add_command(plan_command)
 main.add_command(profiles_command)
+main.add_command(bench)
 for _command in COMMANDS:
     main.add_command(_command)
 

@@ -101,7 +101,10 @@ class Histogram(Strict):
 
 
 class EngineCounters(Strict):
-    """What the engines themselves counted during a pass, all engines of the variant added up; None: not told."""
+    """What the engines themselves counted during a pass, all engines of the variant added up; None: not told.
+
+    The few short requests with which the load generator opens its connections are in it.
+    """
 
     prefix_hits: int | None = None  # tokens
     prefix_queries: int | None = None  # tokens
@@ -110,10 +113,9 @@ class EngineCounters(Strict):
     generation_tokens: int | None = None
     iterations: int | None = None  # scheduler steps
     iteration_tokens: int | None = None  # tokens of all steps: divided by iterations, what one step did
-    finished: dict[str, int] = {}  # reason -> requests
     ttft: Histogram | None = None
     itl: Histogram | None = None
-    e2e: Histogram | None = None
+    queue: Histogram | None = None  # seconds in the engine's own queue
     kv_cache_tokens: int | None = None  # its size
 
 

@@ -78,7 +78,7 @@ def _install(folder: Path, version: str, progress: Progress, lock: int) -> None:
         progress("Removing an incomplete vLLM runtime", str(folder))
         shutil.rmtree(folder)
     progress("Making a virtual environment for vLLM", str(folder))
-    _make_venv(folder, lock)
+    make_venv(folder, lock)
     log = beside(folder, ".log")
     log.unlink(missing_ok=True)
     pip = Pip(folder, log, lock=lock)
@@ -163,7 +163,7 @@ def only_one(path: Path, waiting: str, progress: Progress) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _make_venv(folder: Path, lock: int) -> None:
+def make_venv(folder: Path, lock: int) -> None:
     command = [sys.executable, "-m", "venv", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock,))
     if done.returncode != 0:

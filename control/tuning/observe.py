@@ -65,7 +65,7 @@ class Observer:
             wanted = set(models)
             backends = [one for one in self._backends if not wanted or one.model in wanted]
         with ThreadPoolExecutor(min(TOGETHER, len(backends) or 1)) as pool:
-            answers = list(pool.map(_ask, backends))
+            answers = list(pool.map(ask, backends))
         edge = self._ask_edge()
         with self._lock:
             for backend, (sample, problem) in zip(backends, answers, strict=True):
@@ -190,7 +190,7 @@ def asked(backend: ResolvedBackend) -> Asked:
     return Asked(ours=True, **{name: merged.get(name) for name in names[:-1]})
 
 
-def _ask(backend: ResolvedBackend) -> tuple[EngineSample | None, str]:
+def ask(backend: ResolvedBackend) -> tuple[EngineSample | None, str]:
     """A sample of the engine's own metrics; or None, and why there is none."""
     try:
         key = read_key(backend)
