@@ -48,15 +48,16 @@ class Ask:
     def arguments(self) -> dict[str, Any]:
         """Of ``containers.create``. All GPUs are asked for: their numbers are those of the host then."""
         asked = {"addresses": self.addresses, "models": self.models, "gpus": self.gpus}
-        requests = [DeviceRequest(driver="nvidia", count=-1, capabilities=[["gpu", "utility"]])] if self.gpus else []
+        requests = [DeviceRequest(driver="nvidia", count=-1, capabilities=[["gpu"]])] if self.gpus else []
         return {
             "image": self.image,
             "name": f"{PREFIX}{secrets.token_hex(4)}",
             "entrypoint": ["python3", "-I", "-c", Path(inside.__file__).read_text(), json.dumps(asked)],
             "command": [],
             "labels": {LABEL: str(int(time.time()))},
-            # An image that is too new for the driver still tells which driver that is.
-            "environment": {"NVIDIA_DISABLE_REQUIRE": "1"},
+            # GPUs are asked for as engines ask. "utility" is nvidia-smi; an image that is too new for the driver still
+            # tells which driver that is.
+            "environment": {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "NVIDIA_DISABLE_REQUIRE": "1"},
             "mounts": [_mount(source, target) for source, target, _ in self.volumes],
             "network_mode": "host" if self.host else "none",
             "ipc_mode": "host" if self.host else "private",

@@ -111,8 +111,8 @@ def _fits(box: _Box, containers: bool) -> Iterator[Finding]:
     look = bool(box.there) and containers
     want_gpus = bool(box.asked.gpus) or any(one.gpus for one in engines)
     give_gpus = gives_gpus(box.docker)
-    if want_gpus and not (look and give_gpus) and (unseen := gpus_unseen(box.docker, way)) is not None:
-        yield unseen
+    if want_gpus and not (look and give_gpus):
+        yield from gpus_unseen(box.docker, way, engines)
     looked = Looked()
     if look:
         remove_left(box.host, box.seen)

@@ -129,7 +129,7 @@ def gives_gpus(found: DockerEngine) -> bool:
     return found.api >= OLDEST and not (found.desktop and not found.wsl)
 
 
-def gpus_unseen(found: DockerEngine, way: Way) -> Finding | None:
+def gpus_unseen(found: DockerEngine, way: Way, engines: Sequence[Wanted]) -> Iterator[Finding]:
     """What is wrong with GPUs, as far as Docker's own words go, for when no container has asked for one.
 
     They are hints: Docker Desktop lists the runtime without a GPU, and containers may get GPUs where none is listed.
@@ -137,12 +137,17 @@ def gpus_unseen(found: DockerEngine, way: Way) -> Finding | None:
     subject = f"host {way.name}"
     if found.desktop and not found.wsl:
         text = "Docker Desktop gives GPUs to containers on Windows with WSL 2 only. `gpus: []` starts without one"
-        return problem(subject, text, way.docker("info"))
-    if "nvidia" in found.runtimes or found.gpus:
-        return None
-    cdi = " (it looks for CDI devices, but knows none of NVIDIA's)" if found.cdi else ""
-    text = f"its Docker Engine lists no NVIDIA runtime{cdi}. If NVIDIA's container toolkit is missing, install it"
-    return warning(subject, text, way.there(TOOLKIT))
+        yield problem(subject, text, way.docker("info"))
+    elif "nvidia" not in found.runtimes and not found.gpus:
+        cdi = " (it looks for CDI devices, but knows none of NVIDIA's)" if found.cdi else ""
+        text = f"its Docker Engine lists no NVIDIA runtime{cdi}. If NVIDIA's container toolkit is missing, install it"
+        yield warning(subject, text, way.there(TOOLKIT))
+    known = {name for name in found.gpus if name != "all"}
+    for one in engines:
+        lost = [str(gpu) for gpu in one.gpus if known and str(gpu) not in known]
+        if lost:
+            text = f"Docker on {way.name} knows no GPU {', '.join(lost)} (CDI lists {', '.join(sorted(known))})"
+            yield problem(f"backend {one.id}", f"{text}: correct gpus in fleet.yaml", way.there("nvidia-ctk cdi list"))
 
 
 def gpus_refused(found: DockerEngine, way: Way, said: str) -> Finding:

@@ -88,16 +88,20 @@ def test_docker_desktop_and_wsl() -> None:
     assert worse(engine(said(real.WSL), BOX, [one(address="127.0.0.1")])) == []
     mac = said(real.MAC)
     assert "Settings, Resources" in worse(engine(mac, BOX, [one()]))[0][1] and not gives_gpus(mac)
-    unseen = gpus_unseen(mac, BOX)
-    assert unseen is not None and unseen.level == "problem" and "WSL 2 only" in unseen.text
+    (unseen,) = gpus_unseen(mac, BOX, [one()])
+    assert unseen.level == "problem" and "WSL 2 only" in unseen.text
 
 
 def test_who_gives_gpus() -> None:
-    assert [gpus_unseen(said(info), BOX) for info in (real.NVIDIA, real.CDI, real.DESKTOP)] == [None] * 3
-    lacks = gpus_unseen(said(real.NO_NVIDIA), BOX)
-    assert lacks is not None and "lists no NVIDIA runtime" in lacks.text
+    for info in (real.NVIDIA, real.CDI, real.DESKTOP):
+        assert list(gpus_unseen(said(info), BOX, [one(), one("m-2", gpus=())])) == []
+    assert list(gpus_unseen(said(real.NVIDIA), BOX, [one(gpus=(7,))])) == [], "nobody has listed its GPUs"
+    ((level, text),) = worse(gpus_unseen(said(real.CDI), BOX, [one(gpus=("GPU-86fecce1-e02a", 1))]))
+    assert level == "problem" and "knows no GPU GPU-86fecce1-e02a, 1 (CDI lists 0, GPU-86" in text
+    (lacks,) = gpus_unseen(said(real.NO_NVIDIA), BOX, [one()])
+    assert "lists no NVIDIA runtime" in lacks.text
     assert lacks.command.startswith("ssh ops@10.0.0.1 'sudo apt-get install -y nvidia-container-toolkit")
-    toolkit = 'could not select device driver "nvidia" with capabilities: [[gpu utility]]'
+    toolkit = 'could not select device driver "nvidia" with capabilities: [[gpu]]'
     for info, text, words, command in (
         (real.NO_NVIDIA, toolkit, "toolkit is missing", "nvidia-ctk runtime configure"),
         (real.DESKTOP, "WSL environment detected but no adapters were found", "driver for Windows", "wsl --update"),
@@ -226,7 +230,7 @@ def test_what_docker_cannot_give_is_left_out() -> None:
     assert smaller == replace(ask, volumes=volumes[2:], models=()) and "/run/desktop/mnt/host/c/x" in texts[0]
     smaller, texts = after("cannot share the host's network namespace when user namespaces are enabled")
     assert smaller == replace(ask, host=False) and texts == []
-    smaller, texts = after('could not select device driver "nvidia" with capabilities: [[gpu utility]]')
+    smaller, texts = after('could not select device driver "nvidia" with capabilities: [[gpu]]')
     assert smaller == replace(ask, gpus=False) and "containers get no GPU" in texts[0]
     less = replace(ask, gpus=False)
     assert after("something else", less) == (replace(less, host=False), [])

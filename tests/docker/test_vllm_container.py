@@ -78,6 +78,7 @@ class Stream(threading.Thread):
 def test_up_change_under_streams_and_down(dockerd: Dockerd) -> None:
     place = vllm_place(dockerd)
     try:
+        assert "/models/smollm2" not in (said := place.call("doctor", "box", code=1)) and "is complete (0." in said
         output = place.call("up", timeout=300)
         assert "m-1: starting: loading weights" in output or "sizing KV cache" in output
         assert "m-1: ready: serving" in output
