@@ -15,8 +15,9 @@ from rich.table import Table
 
 from control.edge.gate import EdgeGate
 from control.edge.site import state_paths
+from control.engines import image_version
 from control.engines.adoption import unlike
-from control.engines.containers import ContainerSpec, container_specs, docker_backends
+from control.engines.containers import ContainerSpec, container_spec, container_specs, docker_backends
 from control.engines.converge import Tools
 from control.engines.hosts import Hosts
 from control.engines.ownership import Adopted, adopt
@@ -60,10 +61,15 @@ def require_known(loaded: LoadedFleet, names: Iterable[str]) -> None:
             raise EngineError(f"There is no model and no backend {name!r} in {loaded.path.name}.", hint)
 
 
-def planned(loaded: LoadedFleet, hosts: Hosts, names: Sequence[str] = (), anew: bool = False) -> Planned:
-    """Look at all Docker hosts and compare. Raises EngineError when the fleet itself cannot be made into containers."""
-    specs = container_specs(loaded)
+def planned(
+    loaded: LoadedFleet, hosts: Hosts, names: Sequence[str] = (), anew: bool = False, ask: bool = True
+) -> Planned:
+    """Look at all Docker hosts and compare. Raises EngineError when the fleet itself cannot be made into containers.
+
+    ``ask``: images that do not say which vLLM they have may be asked (``image_version.py``).
+    """
     seen, problems = hosts.see()
+    specs = container_specs(loaded, image_version.versions(loaded, state_paths(loaded), hosts, seen, ask))
     return Planned(plan(specs, seen, names or None, anew), seen, problems)
 
 
@@ -72,6 +78,9 @@ def announce(loaded: LoadedFleet, hosts: Hosts, console: Console, names: Sequenc
     if pull:
         with Steps(console) as progress:
             hosts.pull(progress)
+    elif any(image_version.unnamed(loaded)):
+        with Steps(console) as progress:
+            image_version.fetch(loaded, hosts, progress)
     found = planned(loaded, hosts, names)
     if found.steps or found.problems:
         console.print("Containers:")
@@ -195,7 +204,7 @@ def _require_containers(loaded: LoadedFleet, names: Sequence[str]) -> None:
 def rows(loaded: LoadedFleet, paths: StatePaths) -> list[dict[str, Any]]:
     """What `signalbox status` says of containers: one row for each backend on a host with ``docker``."""
     with Hosts(loaded, paths) as hosts:
-        found = planned(loaded, hosts)
+        found = planned(loaded, hosts, ask=False)
         lines = [_row(step) for step in found.steps]
         for name, problem in found.problems.items():
             for backend in docker_backends(loaded):
@@ -276,13 +285,15 @@ def adopt_container(path: Path, name: str, container: str | None, say: Callable[
     paths = state_paths(loaded)
     require_known(loaded, [name])
     _require_containers(loaded, [name])
-    spec = next((one for one in container_specs(loaded) if one.id == name), None)
-    if spec is None:
+    backend = next((one for one in docker_backends(loaded) if one.id == name), None)
+    if backend is None:
         raise EngineError(f"{name} is a model.", "Name one of its backends.")
     with Hosts(loaded, paths) as hosts:
-        seen, problems = hosts.see([spec.host])
+        seen, problems = hosts.see([str(backend.machine)])
         for problem in problems.values():
             raise problem
+        version = image_version.versions(loaded, paths, hosts, seen, ask=True).get(name)
+        spec = container_spec(backend, loaded, version)
         there = seen[spec.host]
         if mine := _newest(there, name):
             raise EngineError(f"{name} has a container already: {mine.name} ({mine.short}).", "Nothing was changed.")

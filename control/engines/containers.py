@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from docker.types import DeviceRequest, LogConfig, Mount
@@ -19,6 +20,7 @@ from control.fleet.arguments import release_of
 from control.fleet.host_checks import is_hub_name, volumes
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, resolve_backends
+from control.vllm.flags import Version
 
 #: Labels say whose a container is, and what it was made from.
 FLEET, BACKEND, SPEC, FACTS = "signalbox.fleet", "signalbox.backend", "signalbox.spec", "signalbox.facts"
@@ -98,7 +100,7 @@ class ContainerSpec:
             "environment": {**self.environment, **self.secrets},
             "labels": self.labels(fleet),
             "ports": {port: (self.engine.host, self.engine.port)},
-            "mounts": [_mount(*volume) for volume in self.volumes],
+            "mounts": [mount(*volume) for volume in self.volumes],
             "log_config": LogConfig(type=LogConfig.types.JSON, config=dict(LOG_OPTIONS)),
             "restart_policy": {"Name": "no"},
             "ipc_mode": self.ipc,
@@ -120,12 +122,14 @@ def device_requests(gpus: tuple[int | str, ...]) -> list[DeviceRequest]:
     return [DeviceRequest(driver="nvidia", device_ids=[str(gpu) for gpu in gpus], capabilities=[["gpu"]])]
 
 
-def container_specs(loaded: LoadedFleet) -> list[ContainerSpec]:
+def container_specs(loaded: LoadedFleet, versions: Mapping[str, Version] = MappingProxyType({})) -> list[ContainerSpec]:
     """Every backend of the fleet that runs in a container, in the order of the file.
+
+    ``versions``: the releases that images were found to have, by backend (``image_version.py``).
 
     Raises EngineError when a secret cannot be read, or arguments cannot be made.
     """
-    return [container_spec(backend, loaded) for backend in docker_backends(loaded)]
+    return [container_spec(backend, loaded, versions.get(backend.id)) for backend in docker_backends(loaded)]
 
 
 def docker_backends(loaded: LoadedFleet) -> list[ResolvedBackend]:
@@ -138,14 +142,14 @@ def docker_backends(loaded: LoadedFleet) -> list[ResolvedBackend]:
     ]
 
 
-def container_spec(backend: ResolvedBackend, loaded: LoadedFleet) -> ContainerSpec:
-    """The container of one backend. Raises EngineError."""
+def container_spec(backend: ResolvedBackend, loaded: LoadedFleet, version: Version | None = None) -> ContainerSpec:
+    """The container of one backend; ``version``: see ``container_specs``. Raises EngineError."""
     engine, machine = backend.engine, backend.machine
     assert engine is not None and engine.image is not None and machine is not None  # the fleet's own checks
     written = loaded.fleet.models[backend.model].source
     source = written if isinstance(written, str) else None
     spec = replace(engine_spec(backend, loaded), model_folder=Path(source) if source else None)
-    entrypoint, command = _words(spec)
+    entrypoint, command = _words(spec, version)
     environment = dict(VLLM_ENVIRONMENT)
     if source is not None and is_hub_name(source):
         for name in _OFFLINE:
@@ -167,13 +171,13 @@ def container_spec(backend: ResolvedBackend, loaded: LoadedFleet) -> ContainerSp
     )
 
 
-def _words(spec: EngineSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _words(spec: EngineSpec, version: Version | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Entrypoint and command. Both are always given: images of different versions have different entrypoints."""
     inside = replace(spec, host="::" if ":" in spec.host else "0.0.0.0")  # the container's own; Docker opens the port
     if spec.engine.command is not None:
         first, *rest = command_launch(inside, "python3", Path("/")).argv
         return (first,), tuple(rest)
-    return ("vllm", "serve"), tuple(vllm_arguments(inside, release_of(spec.engine)))
+    return ("vllm", "serve"), tuple(vllm_arguments(inside, release_of(spec.engine) or version))
 
 
 def _secrets(spec: EngineSpec, files: Mapping[str, Path]) -> dict[str, str]:
@@ -194,7 +198,7 @@ def _read_secret(name: str, file: Path) -> str:
     return text
 
 
-def _mount(source: str, target: str, writable: bool) -> Mount:
+def mount(source: str, target: str, writable: bool) -> Mount:
     """As a mount, not a bind: Docker then refuses a folder that is not there instead of making an empty one."""
     kind: Literal["bind", "volume"] = "bind" if source.startswith("/") else "volume"
     return Mount(target=target, source=source, type=kind, read_only=not writable)

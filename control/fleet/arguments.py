@@ -90,8 +90,11 @@ def _release(path: KeyPath, engine: Engine) -> Iterator[Finding]:
     at = (*path, "version" if engine.version is not None else "image")
     release = release_of(engine)
     if release is None:
-        message = f"{engine.image} does not say which vLLM is in it; its arguments are those of {written(_newest())}."
-        yield Finding(at, message, "Add 'version:' to the engine, or take an image whose tag says it.", warning=True)
+        message = f"{engine.image} does not say which vLLM is in it; `signalbox up` asks the image itself."
+        hint = (
+            f"Until then its settings are compared with {written(_newest())}. 'version:' or a tag that says it helps."
+        )
+        yield Finding(at, message, hint, warning=True)
     try:
         flags = flags_of(release)
     except UnknownRelease as error:

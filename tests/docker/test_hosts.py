@@ -13,11 +13,15 @@ from typing import Any, ClassVar
 import pytest
 import trustme
 
+from control.engines.containers import container_specs
 from control.engines.docker import DockerHost
+from control.engines.hosts import Hosts
+from control.engines.image_version import PREFIX, versions
 from control.errors import EngineError
-from control.fleet.load import load
+from control.fleet.load import LoadedFleet, load
+from control.paths import StatePaths
 from tests.docker.conftest import IMAGE, Place
-from tests.support.dockerd import Dockerd
+from tests.support.dockerd import Dockerd, volumes
 from tests.support.fleet_yaml import fleet_of
 
 pytestmark = pytest.mark.slow  # a Docker Engine of its own: not for make test-fast
@@ -115,3 +119,45 @@ def test_a_registrys_errors_are_told_with_a_cure(dockerd: Dockerd, registry: str
     assert host.need_image(f"{registry}/vllm:web", tell, pull=True)
     assert told[-1] == f"Using the image {registry}/vllm:web that box has"
     host.close()
+
+
+def test_which_vllm_an_image_has_is_asked_of_it_once(
+    dockerd: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python in the image finds the package that a volume has; an image that says it is not asked; one is silent."""
+    package = tmp_path / "packages" / "vllm-0.10.2.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.10.2+cu128\n")
+    (tmp_path / "m").mkdir()
+    with dockerd.client() as client:
+        client.images.get(IMAGE).tag("asked", "latest")
+        client.api.import_image_from_data(b"\0" * 1024, "told", "nightly", changes=["ENV VLLM_VERSION=0.11.0"])
+        left = client.containers.run(IMAGE, name=f"{PREFIX}0", entrypoint="true", detach=True, volumes=volumes())
+        left.wait()
+
+    def fleet(image: str, *more: str, **engine: Any) -> LoadedFleet:
+        engine |= {"image": image, "environment": {"PYTHONPATH": "/packages"}}
+        models = {"m": {"source": "/m", "engine": engine, "backends": [{"host": "box", "port": 8000}]}}
+        host = {"docker": dockerd.url, "volumes": [f"{tmp_path}/m:/m", *volumes(), *more]}
+        return fleet_of(tmp_path, {"hosts": {"box": host}, "models": models})
+
+    paths = StatePaths(tmp_path / "state")
+
+    def ask(loaded: LoadedFleet, ask: bool = True) -> dict[str, tuple[int, int, int]]:
+        with Hosts(loaded, paths) as hosts:
+            return versions(loaded, paths, hosts, hosts.see()[0], ask)
+
+    with_package = fleet("asked:latest", f"{tmp_path}/packages:/packages")
+    assert ask(with_package, ask=False) == {}
+    assert ask(with_package) == {"m-1": (0, 10, 2)} == ask(with_package, ask=False)
+    assert "--max-num-queued-reqs" not in container_specs(with_package, ask(with_package))[0].command
+    with dockerd.client() as client:
+        assert not [row["Names"] for row in client.api.containers(all=True) if PREFIX in str(row["Names"])]
+    with pytest.raises(EngineError) as caught:
+        ask(fleet("asked:latest"))
+    assert "Which vLLM is in asked:latest on box cannot be found out: " in caught.value.message
+    assert "No package metadata was found for vllm" in caught.value.message
+    assert "models.m.engine.version" in caught.value.hint
+    monkeypatch.setattr(DockerHost, "run_once", None)  # nothing is run any more
+    assert ask(with_package) == {"m-1": (0, 10, 2)} and ask(fleet("told:nightly")) == {"m-1": (0, 11, 0)}
+    assert ask(fleet("asked:latest", version="0.9.0")) == {} == ask(fleet("nowhere:latest"))

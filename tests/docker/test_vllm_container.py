@@ -37,7 +37,7 @@ def vllm_place(dockerd: Dockerd) -> Place:
     assert model.engine is not None and model.engine.version is not None and isinstance(model.source, PackagedModel)
     runtime = runtime_folder(state_paths(loaded), model.engine.version).resolve()
     folder = packaged_folder(state_paths(loaded), model.source).resolve()
-    image = dockerd.image(f"vllm-cpu:{model.engine.version}", path=f"{runtime}/bin:/usr/bin:/bin")
+    image = dockerd.image("vllm-cpu:latest", path=f"{runtime}/bin:/usr/bin:/bin")
     place = Place(dockerd, backends=1)
     place.fleet["hosts"]["box"]["volumes"] = [*volumes(runtime), f"{folder}:/models/smollm2"]
     written = yaml.safe_load((REPOSITORY / "fleet.yaml").read_text())["models"]["smollm2"]["engine"]
@@ -82,6 +82,10 @@ def test_up_change_under_streams_and_down(dockerd: Dockerd) -> None:
         output = place.call("up", timeout=300)
         assert "m-1: starting: loading weights" in output or "sizing KV cache" in output
         assert "m-1: ready: serving" in output
+        (model,) = load(REPOSITORY / "fleet.yaml").fleet.models.values()
+        version = model.engine.version if model.engine is not None else None
+        asked = json.loads((place.paths.root / "images.json").read_text())
+        assert list(asked.values()) == [f"{version}+cpu"]  # which no tag says
         question = [{"role": "user", "content": "What is the capital of France?"}]
         body = {"model": "m", "messages": question, "temperature": 0, "max_tokens": 20}
         answer = requests.post(f"{place.url}/v1/chat/completions", json=body, timeout=60).json()
