@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from docker.types import DeviceRequest, LogConfig, Mount
+from docker.types import DeviceRequest, LogConfig
 
 from control.doctor import inside
 from control.doctor.docker_engine import DockerEngine, gpus_refused
@@ -20,6 +20,7 @@ from control.doctor.findings import Finding, problem, warning
 from control.doctor.gpus import Gpus, failed, read
 from control.doctor.wanted import Wanted
 from control.doctor.way import Way
+from control.engines.containers import mount
 from control.engines.docker import DockerHost
 from control.engines.plan import Seen
 from control.errors import EngineError
@@ -58,7 +59,7 @@ class Ask:
             # GPUs are asked for as engines ask. "utility" is nvidia-smi; an image that is too new for the driver still
             # tells which driver that is.
             "environment": {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "NVIDIA_DISABLE_REQUIRE": "1"},
-            "mounts": [_mount(source, target) for source, target, _ in self.volumes],
+            "mounts": [mount(source, target, False) for source, target, _ in self.volumes],
             "network_mode": "host" if self.host else "none",
             "ipc_mode": "host" if self.host else "private",
             "device_requests": requests,
@@ -196,8 +197,3 @@ def _gpus(said: dict[str, str], way: Way, findings: list[Finding]) -> Gpus | Non
         findings.append(failed(said["error"], way))
         return None
     return read(said["text"], said["details"])
-
-
-def _mount(source: str, target: str) -> Mount:
-    kind: Literal["bind", "volume"] = "bind" if source.startswith("/") else "volume"
-    return Mount(target=target, source=source, type=kind, read_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control.engines.containers import docker_backends
+from control.engines.containers import docker_backends, ipc_of
 from control.fleet.host_checks import is_hub_name, volumes
 from control.fleet.load import LoadedFleet
 from control.fleet.schema import Engine
@@ -51,7 +51,7 @@ def wanted(loaded: LoadedFleet, host: str) -> list[Wanted]:
                 gpus=backend.gpus,
                 share=_share(engine),
                 parallel=(engine.tensor_parallel_size or 1) * (engine.pipeline_parallel_size or 1),
-                ipc=engine.ipc or ("private" if engine.shm_size is not None else "host"),
+                ipc=ipc_of(engine),
                 shm_size=engine.shm_size,
                 volumes=tuple(volumes(loaded.fleet.hosts[host], engine)),
                 folder=source if isinstance(source, str) and not is_hub_name(source) else None,

@@ -20,6 +20,7 @@ from control.fleet.arguments import release_of
 from control.fleet.host_checks import is_hub_name, volumes
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, resolve_backends
+from control.fleet.schema import Engine
 from control.vllm.flags import Version
 
 #: Labels say whose a container is, and what it was made from.
@@ -115,6 +116,11 @@ class ContainerSpec:
         return arguments
 
 
+def ipc_of(engine: Engine) -> str:
+    """Whose shared memory the engine gets: the host's, as vLLM asks for, unless something else is said."""
+    return engine.ipc or ("private" if engine.shm_size is not None else "host")
+
+
 def device_requests(gpus: tuple[int | str, ...]) -> list[DeviceRequest]:
     """The GPUs by number or UUID, as texts; never with a count, which Docker refuses beside ids."""
     if not gpus:
@@ -164,7 +170,7 @@ def container_spec(backend: ResolvedBackend, loaded: LoadedFleet, version: Versi
         secrets=_secrets(spec, {name: loaded.file(file) for name, file in engine.secrets.items()}),
         gpus=backend.gpus,
         volumes=tuple(volumes(loaded.fleet.hosts[machine], engine)),
-        ipc=engine.ipc or ("private" if engine.shm_size is not None else "host"),
+        ipc=ipc_of(engine),
         shm_size=engine.shm_size,
         memory=engine.memory,
         cpus=engine.cpus,
