@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from docker.types import DeviceRequest, LogConfig
+from docker.types import DeviceRequest
 
 from control.doctor import inside
 from control.doctor.docker_engine import DockerEngine, gpus_refused
@@ -63,7 +63,6 @@ class Ask:
             "network_mode": "host" if self.host else "none",
             "ipc_mode": "host" if self.host else "private",
             "device_requests": requests,
-            "log_config": LogConfig(type=LogConfig.types.JSON, config={}),
         }
 
 

@@ -16,6 +16,7 @@ import requests
 from docker.constants import DEFAULT_DOCKER_API_VERSION
 from docker.errors import APIError, DockerException, ImageNotFound, InvalidVersion, NotFound
 from docker.tls import TLSConfig
+from docker.types import LogConfig
 from docker.types.daemon import CancellableStream
 
 from control.engines import docker_errors
@@ -242,8 +243,9 @@ class DockerHost:
         It must end by itself: over ssh nothing limits how long an answer takes. Few calls, as each is a login there.
         Raises EngineError.
         """
+        log_config = LogConfig(type=LogConfig.types.JSON)  # the host's own may be one that cannot be read
         with self.told():
-            container = str(self._connected().containers.create(**arguments).id)
+            container = str(self._connected().containers.create(**arguments, log_config=log_config).id)
             try:
                 self._api.start(container)
                 return cast("bytes", self._api.logs(container, stream=False, follow=True))
