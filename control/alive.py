@@ -40,7 +40,8 @@ def control(paths: StatePaths, address: str | None = None) -> str:
         status, text = _get(address or paths.control_pid.read_text().splitlines()[1], "/api/fleet", {})
     except (OSError, ValueError, IndexError, HTTPException) as error:
         return f"the control plane does not answer: {error}"
-    return "" if status == 200 else f"the control plane answers {status}: {text[:200]}"
+    # 401: it asks for a login, so it serves
+    return "" if status in (200, 401) else f"the control plane answers {status}: {text[:200]}"
 
 
 CHECKS: Mapping[str, Callable[[StatePaths, str | None], str]] = {"edge": edge, "control": control}

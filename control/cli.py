@@ -16,6 +16,7 @@ from control.errors import SignalboxError
 from control.keys.commands import keys
 from control.kubernetes.commands import kubernetes_options, render_manifests
 from control.tuning.commands import advise_command, plan_command, profiles_command
+from control.web.commands import page_login
 
 if TYPE_CHECKING:
     from control.fleet.load import LoadedFleet
@@ -303,6 +304,7 @@ main.add_command(advise_command)
 main.add_command(plan_command)
 main.add_command(profiles_command)
 main.add_command(bench)
+main.add_command(page_login)
 for _command in COMMANDS:
     main.add_command(_command)
 

@@ -8,6 +8,7 @@ from typing import Any
 import requests
 
 from control.edge.ports import split
+from control.edge.site import state_paths
 from control.fleet.load import LoadedFleet
 
 
@@ -32,9 +33,18 @@ def snapshot(loaded: LoadedFleet) -> dict[str, Any] | None:
     try:
         with requests.Session() as session:
             session.trust_env = False  # no proxy stands between us and ourselves
+            session.headers["Authorization"] = f"Bearer {_token(loaded)}"
             answer = session.get(f"{Address(loaded.fleet.control.listen).url}/api/fleet", timeout=5)
             answer.raise_for_status()
             content: dict[str, Any] = answer.json()
             return content
     except (requests.RequestException, ValueError):
         return None
+
+
+def _token(loaded: LoadedFleet) -> str:
+    """What the page knows programs of this machine by; empty when this account may not read it."""
+    try:
+        return state_paths(loaded).page_token.read_text().strip()
+    except OSError:
+        return ""

@@ -70,6 +70,16 @@ class StatePaths:
         return self.root / "control" / "control.log"
 
     @property
+    def page_token(self) -> Path:
+        """What programs of this machine show to the page, mode 0600; sessions of browsers are signed with it."""
+        return self.root / "control" / "page.token"
+
+    @property
+    def audit_log(self) -> Path:
+        """Who did what on the page, one JSON object per line, mode 0600."""
+        return self.root / "control" / "audit.log"
+
+    @property
     def published(self) -> Path:
         """The fleet and keys as other machines are given them, mode 0600."""
         return self.root / "control" / "published.json"

@@ -19,19 +19,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from waitress.server import create_server  # type: ignore[import-untyped]  # it has no types of its own
 
 from control.edge import calls
-from control.edge.admin import AdminClient, read_token
 from control.edge.logs import rotate
 from control.edge.ports import holder
-from control.edge.process import EdgeProcess, running
+from control.edge.process import EdgeProcess
 from control.edge.site import state_paths
 from control.engines.local import EngineStatus, Supervisor
 from control.engines.processes import bound
@@ -40,16 +38,18 @@ from control.engines.sampler import Sampler, Target
 from control.errors import ControlError, SignalboxError
 from control.fleet.address import is_loopback, split_listen
 from control.fleet.load import LoadedFleet, load
-from control.fleet.resolve import resolve_backends
-from control.host import pid_namespace, read_host
+from control.host import pid_namespace
+from control.operate import Operator
+from control.page import Page, fleet_facts, login_file
 from control.paths import StatePaths
 from control.sharing.draining import SharedGate
 from control.sharing.repeat import Repeater
 from control.tuning.lookout import Lookout
 from control.tunnels.supervisor import Tunnels
-from control.web.app import WebSettings, create_app
-from control.web.poller import EdgeAbsent, FleetView
-from control.web.view import FleetBackend, FleetFacts, FleetModel
+from control.web.app import create_app
+from control.web.engine_logs import EngineLogs
+from control.web.jobs import Jobs
+from control.web.logins import read_logins
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,6 @@ ROTATE_EVERY = 10.0
 LOOK_EVERY = 1.0
 #: Each open page holds one thread of the server: half of them stay for everything else.
 THREADS, LISTENERS = 32, 16
-#: Seconds to connect to the edge's admin listener and to wait for its answer: a slow one must not stop the page.
-EDGE_TIMEOUTS = (1.0, 2.0)
 
 
 def serve(loaded: LoadedFleet) -> None:
@@ -68,8 +66,10 @@ def serve(loaded: LoadedFleet) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     paths = state_paths(loaded)
     signals = catch_signals()  # before the pid file: whoever reads it may send one at once
-    address = loaded.fleet.control.listen
-    with only_one(paths.control_pid, address), listen(address) as listener:
+    address, login = loaded.fleet.control.listen, login_file(loaded)
+    if login is not None:
+        read_logins(login)  # a page that asks and lets nobody in is of no use
+    with only_one(paths.control_pid, address), listen(address, asks=login is not None) as listener:
         Daemon(loaded, paths, listener, signals).run()
 
 
@@ -178,13 +178,16 @@ def _locked(path: Path) -> int:
 
 
 @contextmanager
-def listen(address: str) -> Iterator[socket.socket]:
-    """A socket bound to ``HOST:PORT``. Raises ControlError: not loopback, in use (and by whom), or not allowed."""
+def listen(address: str, asks: bool = False) -> Iterator[socket.socket]:
+    """A socket bound to ``HOST:PORT``; ``asks``: the page asks for a password, so that others may reach it.
+
+    Raises ControlError: not loopback, in use (and by whom), or not allowed.
+    """
     host, port = split_listen(address)
-    if not is_loopback(host):
+    if not is_loopback(host) and not asks:
         raise ControlError(
-            f"control.listen is {address}: the page has no login, so it listens on this machine only",
-            "Use 127.0.0.1:PORT in fleet.yaml; from elsewhere, forward the port over SSH.",
+            f"control.listen is {address}: the page asks for no login, so it listens on this machine only",
+            "Use 127.0.0.1:PORT in fleet.yaml and forward the port over SSH; or give it logins (docs/page.md).",
         )
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -211,37 +214,6 @@ def _cannot_listen(address: str, port: int, error: OSError) -> ControlError:
     return ControlError(f"{address} cannot be listened on: {error.strerror}", "Correct control.listen in fleet.yaml.")
 
 
-class EdgeSource:
-    """Asks the edge for its state; the edge may start, stop and change its token meanwhile."""
-
-    def __init__(self, address: str, paths: StatePaths) -> None:
-        self.address = address
-        self._paths = paths
-
-    def __call__(self) -> Mapping[str, Any]:
-        """``GET /state``. Raises EdgeAbsent when no edge runs, else EdgeError."""
-        if not running(self._paths):
-            raise EdgeAbsent("The edge does not run.", "Start it with: make run")
-        client = AdminClient(self.address, read_token(self._paths.admin_token), EDGE_TIMEOUTS)
-        try:
-            return client.state()
-        finally:
-            client.close()  # by the next call the edge may be another one
-
-
-def fleet_facts(loaded: LoadedFleet) -> FleetFacts:
-    """The part of fleet.yaml that the page shows."""
-    models = tuple(
-        FleetModel(name, tuple(model.aliases), tuple(model.loras), model.routing.policy)
-        for name, model in loaded.fleet.models.items()
-    )
-    backends = tuple(
-        FleetBackend(b.id, b.model, f"[{b.host}]:{b.port}" if ":" in b.host else f"{b.host}:{b.port}", b.scheme, b.ours)
-        for b in resolve_backends(loaded)
-    )
-    return FleetFacts(models, backends)
-
-
 class Daemon:
     """The parts of one running control plane, and its main loop."""
 
@@ -254,17 +226,15 @@ class Daemon:
         self._repeater = Repeater(lambda: self._loaded, paths)
         self._reconciler = Reconciler(loaded, paths)
         self._tunnels = Tunnels(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
-        self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
+        self._page = Page(loaded, paths)
+        jobs = Jobs()
         self._lookout = Lookout(loaded)
         self._sampler = Sampler(self._running)
-        self._view = FleetView(
-            fleet_facts(loaded), self._edge_state, self._engines, read_host, tunnels=self._tunnels.status,
-            findings=lambda: self._lookout.findings, uses=self._sampler.uses, samples=self._sampler.samples,
-        )  # fmt: skip
-        host, port = split_listen(loaded.fleet.control.listen)
-        app = create_app(self._view, WebSettings(host, port, LISTENERS))
+        self._view = self._page.view(self._engines, self._tunnels.status, jobs, self._lookout, self._sampler)
+        operator = Operator(lambda: self._loaded, paths, self._supervisor, jobs)
+        logs = EngineLogs(paths.engine, operator.container_log)
         self._server = create_server(
-            app,
+            create_app(self._view, self._page.settings(LISTENERS), operator, logs),
             sockets=[listener],
             threads=THREADS,
             channel_request_lookahead=1,  # so that a stream notices that its reader left
@@ -323,11 +293,6 @@ class Daemon:
             return
         raise ControlError("the page's server ended by itself", "The lines above say why; the engines go on running.")
 
-    def _edge_state(self) -> Mapping[str, Any]:
-        state = self._edge()
-        self._lookout.note(state)
-        return state
-
     def _engines(self) -> list[EngineStatus]:
         return [*self._supervisor.status(), *self._reconciler.status()]
 
@@ -362,8 +327,11 @@ class Daemon:
             facts = fleet_facts(fresh)
         except SignalboxError as error:
             log.error("fleet.yaml cannot be used, so the old one stays in force:\n%s", error)
+            self._page.refused(str(error))
             return
-        for name, remedy in (("listen", "make run"), ("state_dir", "put the old one back, make stop, change it again")):
+        remedies = dict.fromkeys(("login", "url"), "make stop, make run")
+        remedies |= {"listen": "make run", "state_dir": "put the old one back, make stop, change it again"}
+        for name, remedy in remedies.items():
             if getattr(fresh.fleet.control, name) != getattr(self._loaded.fleet.control, name):
                 log.warning("control.%s changed: it takes effect at the next start (%s).", name, remedy)
         for warning in fresh.warnings:
@@ -372,7 +340,7 @@ class Daemon:
         self._tunnels.reload(fresh)
         self._reconciler.reload(fresh)
         self._loaded = fresh
-        self._edge.address = fresh.fleet.edge.admin
+        self._page.reload(fresh)
         self._view.set_fleet(facts)
         self._lookout.set_fleet(fresh)
         log.info("Read fleet.yaml again: %d models, %d backends.", len(facts.models), len(facts.backends))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import requests
 
@@ -49,6 +50,22 @@ class AdminClient:
     def release(self, backend: str) -> None:
         """Take that wish back. Raises as ``state`` does."""
         self._call("POST", f"/backends/{backend}/resume?by=control")
+
+    def drain(self, backend: str) -> dict[str, Any]:
+        """Keep new requests from a backend until ``resume``, as an operator's wish. Raises as ``state`` does."""
+        return self._object(self._call("POST", f"/backends/{quote(backend, safe='')}/drain"))
+
+    def resume(self, backend: str) -> dict[str, Any]:
+        """Take that wish back. Raises as ``state`` does."""
+        return self._object(self._call("POST", f"/backends/{quote(backend, safe='')}/resume"))
+
+    def running(self) -> dict[str, Any]:
+        """``GET /requests``: those that run. Raises as ``state`` does."""
+        return self._object(self._call("GET", "/requests"))
+
+    def cancel(self, request: str) -> dict[str, Any]:
+        """End a running request; says what it was doing. Raises EdgeRefused when none has this id."""
+        return self._object(self._call("DELETE", f"/requests/{quote(request, safe='')}"))
 
     def put_keys(self, text: str) -> int:
         """``PUT /keys`` with the text of a keys.json; returns the version now in force.

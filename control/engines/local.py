@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from typing import Literal
 
 from control.engines import processes
 from control.engines.args import Launch
@@ -27,7 +28,7 @@ from control.engines.processes import Record
 from control.engines.recorded import Leaver, Leavers, close_all, end, engine_on, folders
 from control.engines.status import EngineStatus, State
 from control.engines.watch import Kept, Watch
-from control.errors import SignalboxError
+from control.errors import EngineError, SignalboxError
 from control.fleet.load import LoadedFleet
 from control.paths import StatePaths
 
@@ -63,6 +64,9 @@ class Keeper:
         self._wake = threading.Event()
         self._closing = False
         self._stop_engine = False
+        #: A person's wishes: no engine until told otherwise; a new one in place of the one that runs.
+        self._held = False
+        self._anew = False
         self._deaths = Deaths(policy)
         self._process: subprocess.Popen[bytes] | None = None
         self.status = EngineStatus(spec.id, spec.model, "starting", "", "", time.time(), None, spec.port, 0)
@@ -78,6 +82,13 @@ class Keeper:
         self._engine = engine
         self._wake.set()
 
+    def by_hand(self, action: Literal["start", "stop", "restart"]) -> None:
+        """What a person wants of this engine, until the next wish or the control plane's next start."""
+        runs = action == "start" and not self._held and self.status.state != "failed"
+        self._held, self._anew = action == "stop", action == "restart"
+        if not runs:
+            self._wake.set()
+
     def close(self, stop_engine: bool) -> None:
         """End the thread; ``stop_engine`` says whether the engine goes too. Returns at once: join ``thread``."""
         self._stop_engine, self._closing = stop_engine, True
@@ -91,7 +102,10 @@ class Keeper:
         while not self._closing:
             self._wake.clear()
             try:
-                self._once()
+                if self._held:
+                    self._hold()
+                else:
+                    self._once()
             except _Cancelled:
                 break
             except Exception as error:  # a full disk, a bug: say so and go on, or nobody would mind the engine again
@@ -103,6 +117,20 @@ class Keeper:
             except Exception as error:
                 self._unexpected(error)
         self._let_in()
+
+    def _hold(self) -> None:
+        """A person stopped this engine: end it when it is empty, then wait for another wish."""
+        record = Record.load(self._folder)
+        if record is not None:
+            if not self._drained(record, "stopped"):
+                return
+            self._end_engine()
+        if self._drain is not None:  # nothing listens there: the wish that keeps requests out runs out by itself
+            self._drain.leave()
+            self._drain = None
+        self._set("stopped", "by hand", "stopped on the page; start it there")
+        while not self._pause(3600):
+            pass
 
     def _unexpected(self, error: Exception) -> None:
         log.exception("The supervisor of %s failed.", self.status.id)
@@ -117,8 +145,10 @@ class Keeper:
             if record is not None and not self._adopts(record, launch):
                 if not self._drained(record):
                     return
+                self._anew = False
                 self._end_engine()  # also when the leader is gone: its children may not be
                 record = None
+            self._anew = False
             record = record or self._start(launch)
         except SignalboxError as error:
             self._let_in()
@@ -137,21 +167,22 @@ class Keeper:
 
     def _adopts(self, record: Record, launch: Launch) -> bool:
         """Whether the engine that still runs can go on: only with the launch that it was started with."""
-        if not processes.alive(record) or record.launch != launch.hash():
+        if not processes.alive(record) or record.launch != launch.hash() or self._anew:
             return False
         log.info("%s still runs (pid %d): adopted.", self.status.id, record.pid)
         return True
 
-    def _drained(self, record: Record) -> bool:
+    def _drained(self, record: Record, why: str = "restarted") -> bool:
         """Wait until nothing runs on the old engine; False when there is something else to do first."""
         if self._drain is None or self._drain.record != record:
             self._let_in()
-            self._drain = Drain(self._gate, self.status.id, record, "restarted")
+            self._drain = Drain(self._gate, self.status.id, record, why)
         seconds = int(self._engine.spec.engine.drain_timeout) / 1000
-        return self._drain.wait(seconds, self._policy.drain, self._pause, lambda count: self._tell(record, count))
+        return self._drain.wait(seconds, self._policy.drain, self._pause, lambda count: self._tell(record, count, why))
 
-    def _tell(self, record: Record, count: int) -> None:
-        detail = f"waiting for {sequences(count)} on {self.status.id} before its restart"
+    def _tell(self, record: Record, count: int, why: str) -> None:
+        end = "restart" if why == "restarted" else "stop"
+        detail = f"waiting for {sequences(count)} on {self.status.id} before its {end}"
         self._set("starting", "draining", detail, pid=record.pid)
 
     def _let_in(self) -> None:
@@ -328,6 +359,14 @@ class Supervisor:
         """The state of every engine, in the order of the fleet."""
         with self._lock:
             return [keeper.status for keeper in self._keepers.values()]
+
+    def by_hand(self, identity: str, action: Literal["start", "stop", "restart"]) -> None:
+        """Start, stop or restart one engine because a person wants it. Raises EngineError for one that is not here."""
+        with self._lock:
+            keeper = self._keepers.get(identity)
+        if keeper is None:
+            raise EngineError(f"{identity} is no engine of this machine.", "`signalbox status` shows all.")
+        keeper.by_hand(action)
 
     def reload(self, loaded: LoadedFleet) -> None:
         """Follow a changed fleet: start new engines, stop those that are gone, restart those whose start changed."""

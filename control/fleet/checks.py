@@ -83,10 +83,11 @@ def _listeners(fleet: Fleet) -> Iterator[Finding]:
 
 
 def _exposed(fleet: Fleet, path: KeyPath, text: str) -> Iterator[Finding]:
-    if path != ("edge", "listen"):
-        what = "the control page" if path[0] == "control" else "the edge's admin listener"
-        message = f"{text} can be reached from other machines, but {what} must stay on this one."
+    if path == ("edge", "admin"):
+        message = f"{text} can be reached from other machines, but the edge's admin listener must stay on this one."
         yield Finding(path, message, "Use 127.0.0.1, and an SSH tunnel to look at it from elsewhere.")
+    elif path == ("control", "listen"):
+        yield from _exposed_page(fleet, path, text)
     elif fleet.edge.keys is None and fleet.models:  # else keys come with the fleet, and follow.py looks at both
         message = f"{text} can be reached from other machines, and no API key would be asked for."
         hint = (
@@ -94,6 +95,20 @@ def _exposed(fleet: Fleet, path: KeyPath, text: str) -> Iterator[Finding]:
             "'keys: none' if the network is trusted; else listen on 127.0.0.1."
         )
         yield Finding(path, message, hint, about=(("edge", "keys"),))
+
+
+def _exposed_page(fleet: Fleet, path: KeyPath, text: str) -> Iterator[Finding]:
+    if fleet.control.login is None:
+        message = f"{text} can be reached from other machines, but the control page would ask nobody for a password."
+        hint = (
+            "Use 127.0.0.1, and an SSH tunnel to look at it from elsewhere; or let it ask: `signalbox page-login NAME` "
+            "makes a file of logins, which 'login:' under control names."
+        )
+        yield Finding(path, message, hint)
+    elif not (fleet.control.url or "").startswith("https://"):
+        message = f"{text} can be reached from other machines without TLS: passwords cross the network readable."
+        hint = "Listen on 127.0.0.1 behind a proxy with TLS, and name its address in 'url:' (docs/page.md)."
+        yield Finding(path, message, hint, warning=True)
 
 
 def _ports(fleet: Fleet) -> Iterator[Finding]:
@@ -298,6 +313,7 @@ def _files(fleet: Fleet, folder: Path) -> Iterator[Finding]:
         for path, pair in pairs:
             yield from _file((*path, "certificate"), folder, pair.certificate)
             yield from _file((*path, "key"), folder, pair.key)
+    yield from _file(("control", "login"), folder, fleet.control.login)
     if isinstance(fleet.edge.state, RedisState):
         yield from _file(("edge", "state", "password_file"), folder, fleet.edge.state.password_file)
     for name, host in fleet.hosts.items():

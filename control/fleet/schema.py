@@ -20,6 +20,7 @@ from control.fleet.shapes import (
     ListenAddress,
     ModelName,
     Package,
+    PageUrl,
     PathPrefix,
     Port,
     Strict,
@@ -38,7 +39,11 @@ class Control(Strict):
     """The control plane: its page and the folder in which everything of this fleet lies."""
 
     listen: ListenAddress = "127.0.0.1:9090"
-    """The page, for this machine only."""
+    """The page: for this machine only, unless ``login`` says who may open it."""
+    login: FilePath | None = None
+    """Names with password hashes (`signalbox page-login NAME` writes it): the page then asks for them."""
+    url: PageUrl | None = None
+    """Where a proxy with TLS offers the page, such as https://fleet.example.com: a further name that it answers to."""
     state_dir: FilePath = ".signalbox"
     """Logs, process ids, runtimes and models; relative to fleet.yaml."""
 

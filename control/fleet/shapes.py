@@ -40,6 +40,14 @@ ListenAddress = Annotated[
         "ADDRESS:PORT such as 127.0.0.1:8080 or [::1]:8080",
     ),
 ]
+#: Where people open the page: no path, because the page lies at the top of its address.
+PageUrl = Annotated[
+    str,
+    shape(
+        r"^https?://(\[[0-9a-f:.]+\]|[0-9a-z][0-9a-z.-]{0,252})(:[0-9]{1,5})?/?$",
+        "http:// or https:// and a name in small letters, without a path: https://fleet.example.com",
+    ),
+]
 #: A file path: no control characters, no quote, no nginx syntax.
 FilePath = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""Turns a snapshot into parts of HTML, once per snapshot and language however many tabs look."""
+"""Turns a snapshot into parts of HTML, once per snapshot, page and language however many tabs look."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from jinja2 import Environment
 from markupsafe import Markup
 
-from control.web import texts
-from control.web.spark import spark
+from control.web.formats import FILTERS
+from control.web.plots import lines
 from control.web.texts import Words
 from control.web.view import Snapshot
+from control.web.views.view import View
 
-#: Parts that are always there; rows of the two tables come and go.
-FIXED_PARTS = ("part-summary", "part-edge", "part-machine", "part-leaving")
+#: Results that are kept: each reader may filter differently.
+MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -27,57 +28,48 @@ class Rendered:
 
     @property
     def rows(self) -> list[str]:
-        """Ids of the rows in order: when it changes, the tables must be sent whole."""
-        return [key for key in self.parts if key not in FIXED_PARTS]
+        """Ids of the rows in order: when it changes, the page must be sent whole."""
+        return [key for key in self.parts if not key.startswith("part-")]
 
     def changes(self, before: Rendered) -> dict[str, str] | None:
-        """The parts that differ from ``before``; None when rows came, went or moved."""
-        if self.rows != before.rows:
+        """The parts that differ from ``before``; None when rows or parts came, went or moved."""
+        if list(self.parts) != list(before.parts):
             return None
         return {key: html for key, html in self.parts.items() if before.parts[key] != html}
 
+    def context(self) -> dict[str, object]:
+        """What the templates need of it."""
+        return {"parts": self.parts, "rows": [self.parts[key] for key in self.rows]}
+
 
 class Renderer:
-    """Renders with the app's Jinja environment (autoescape on) and keeps the newest result of each language."""
+    """Renders with the app's Jinja environment (autoescape on) and keeps the newest results."""
 
     def __init__(self, environment: Environment) -> None:
-        environment.filters.update(exact=texts.exact, iso=texts.iso, clock=texts.clock, size=texts.size, spark=spark)
+        environment.filters.update(FILTERS, plot=lines)
         self._environment = environment
         self._lock = threading.Lock()
-        self._newest: dict[str, Rendered] = {}
+        self._version = -1
+        self._kept: dict[tuple[str, ...], Rendered] = {}
 
-    def parts(self, snapshot: Snapshot, words: Words) -> Rendered:
-        """All parts of the page for this snapshot."""
+    def parts(self, view: View, snapshot: Snapshot, words: Words) -> Rendered:
+        """All parts of a page for this snapshot."""
+        key = (words.language, *view.key)
         with self._lock:
-            kept = self._newest.get(words.language)
-            if kept is None or kept.version != snapshot.version:
-                kept = Rendered(snapshot.version, self._render(snapshot, words))
-                self._newest[words.language] = kept
+            if snapshot.version > self._version or len(self._kept) > MOST_KEPT:
+                self._version, self._kept = snapshot.version, {}
+            kept = self._kept.get(key)
+        if kept is not None and kept.version == snapshot.version:
             return kept
+        macros = self._environment.get_template(f"{view.name}_parts.html").module
+        shared = self._environment.get_template("shared.html").module
+        rendered = Rendered(snapshot.version, view.parts(snapshot, words, macros, shared))
+        with self._lock:
+            if snapshot.version == self._version:
+                self._kept[key] = rendered
+        return rendered
 
-    def main(self, rendered: Rendered, words: Words) -> str:
+    def main(self, view: View, rendered: Rendered, words: Words) -> str:
         """Everything inside the page's ``main`` element, from parts already rendered."""
-        return self._environment.get_template("fleet.html").render(w=words, **tables(rendered))
-
-    def _render(self, snapshot: Snapshot, words: Words) -> dict[str, Markup]:
-        macros = self._environment.get_template("parts.html").module
-        parts: dict[str, Markup] = {
-            "part-summary": macros.summary(snapshot, words),  # type: ignore[attr-defined]
-            "part-edge": macros.edge(snapshot, words),  # type: ignore[attr-defined]
-            "part-machine": macros.machine(snapshot, words),  # type: ignore[attr-defined]
-            "part-leaving": macros.leaving(snapshot, words),  # type: ignore[attr-defined]
-        }
-        for backend in snapshot.backends:
-            parts[f"backend-{backend.id}"] = macros.backend(backend, snapshot, words)  # type: ignore[attr-defined]
-        for index, model in enumerate(snapshot.models):
-            parts[f"model-{index}"] = macros.model(model, index, words)  # type: ignore[attr-defined]
-        return parts
-
-
-def tables(rendered: Rendered) -> dict[str, object]:
-    """What ``fleet.html`` needs of the parts."""
-    return {
-        "parts": rendered.parts,
-        "backend_rows": [html for key, html in rendered.parts.items() if key.startswith("backend-")],
-        "model_rows": [html for key, html in rendered.parts.items() if key.startswith("model-")],
-    }
+        template = self._environment.get_template(f"{view.name}.html")
+        return template.render(w=words, view=view, **view.context(), **rendered.context())

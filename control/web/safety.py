@@ -1,22 +1,67 @@
-"""Who may ask and what the browser may do: Host allow-list, reading methods only, strict headers."""
+"""Who may ask and what the browser may do: Host allow-list, origins, strict headers (login.py has the rest)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
 from flask import Request, Response
+
+from control.fleet.address import ip, is_loopback
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-METHODS = ("GET", "HEAD")
+READING = ("GET", "HEAD")
 
 
-def allowed_hosts(host: str, port: int) -> frozenset[str]:
-    """Values of the Host header that we answer, in lower case. Anything else may be a rebound DNS name."""
-    own = f"[{host.strip('[]')}]" if ":" in host else host.lower()
-    names = {own, "localhost", "127.0.0.1", "[::1]"}
-    hosts = {f"{name}:{port}" for name in names}
-    return frozenset(hosts | names if port == 80 else hosts)
+@dataclass(frozen=True)
+class Addresses:
+    """The values of the Host header that the page answers to. Any other name may be a rebound DNS name.
+
+    ``host`` (no brackets) and ``port`` are where it listens, ``url`` where a proxy with TLS offers it.
+    """
+
+    host: str
+    port: int
+    url: str | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Allowed values in lower case. On port 80 browsers leave the port out."""
+        own = f"[{self.host.strip('[]')}]" if ":" in self.host else self.host.lower()
+        names = {own, "localhost", "127.0.0.1", "[::1]"}
+        hosts = {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
+        return frozenset(hosts | ({self.proxy} if self.proxy else set()))
+
+    @property
+    def proxy(self) -> str:
+        """The Host header that comes through the proxy; empty without one."""
+        if self.url is None:
+            return ""
+        parts = urlsplit(self.url)
+        usual = {"http": 80, "https": 443}[parts.scheme]
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else str(parts.hostname)
+        return host if parts.port in (None, usual) else f"{host}:{parts.port}"
+
+    def welcome(self, host: str) -> bool:
+        """Whether we answer to this Host. Bound to every address, each of them is ours: only names can be rebound."""
+        name, _, port = host.lower().rpartition(":")
+        literal = ip(name.strip("[]")) is not None and port == str(self.port)
+        return host.lower() in self.names or (literal and not is_loopback(self.host))
+
+    def secure(self, host: str) -> bool:
+        """Whether a request with this Host came over TLS, so that its cookie never has to leave it."""
+        return str(self.url).startswith("https:") and self.through_proxy(host)
+
+    def through_proxy(self, host: str) -> bool:
+        """Whether a request with this Host came through the proxy."""
+        return self.url is not None and host.lower() == self.proxy
+
+    def own_origin(self, origin: str) -> bool:
+        """Whether a request that changes something comes from a page of ours (its Origin header)."""
+        return self.welcome(urlsplit(origin).netloc)
 
 
 def text_answer(status: int, text: str) -> Response:
@@ -24,21 +69,21 @@ def text_answer(status: int, text: str) -> Response:
     return Response(text + "\n", status=status, content_type="text/plain; charset=utf-8")
 
 
-def refuse_strangers(request: Request, hosts: frozenset[str]) -> Response | None:
-    """The refusal for a wrong Host, a method that writes, or another site's page calling the API; None when welcome."""
-    if request.headers.get("Host", "").lower() not in hosts:
+def refuse_strangers(request: Request, addresses: Addresses) -> Response | None:
+    """The refusal for a wrong Host or for another site's page that asks; None when welcome."""
+    if not addresses.welcome(request.headers.get("Host", "")):
         return text_answer(
             403,
             "This page answers only under the address that it listens on: open http://"
-            + min(hosts)  # digits sort first: 127.0.0.1
-            + "/. Over SSH, forward the same port number.",
+            + min(addresses.names)  # digits sort first: 127.0.0.1
+            + "/. Over SSH, forward the same port number; behind a proxy, name its address in control.url.",
         )
-    if request.method not in METHODS:
-        answer = text_answer(405, "This page only shows things: use GET. Changes are made with the signalbox command.")
-        answer.headers["Allow"] = ", ".join(METHODS)
-        return answer
     site = request.headers.get("Sec-Fetch-Site", "none")
-    if request.path.startswith("/api/") and site not in ("none", "same-origin"):
+    foreign = site not in ("none", "same-origin")
+    if request.method not in READING:
+        origin = request.headers.get("Origin")
+        foreign = foreign or (origin is not None and not addresses.own_origin(origin))
+    if foreign and (request.path.startswith("/api/") or request.method not in READING):
         return text_answer(403, "Another site's page asked for this. Open the address yourself.")
     return None
 
@@ -48,7 +93,7 @@ def with_safe_headers(response: Response) -> Response:
     headers = response.headers
     headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     headers["X-Content-Type-Options"] = "nosniff"
-    headers["Referrer-Policy"] = "no-referrer"
+    headers["Referrer-Policy"] = "same-origin"  # with no-referrer, forms of ours would come without an origin
     headers["Cross-Origin-Resource-Policy"] = "same-origin"
     headers["Cross-Origin-Opener-Policy"] = "same-origin"
     headers["Cache-Control"] = "no-cache" if response.mimetype in ("text/css", "text/javascript") else "no-store"

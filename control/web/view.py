@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
 from control.engines.diagnosis import Diagnosis
 from control.engines.facts import Facts
+from control.engines.origins import Setting
 from control.engines.phases import Span
 from control.engines.samples import Use
-from control.host import HostFacts
+from control.host import HostFacts, ProcessFacts
 from control.tuning.advise import Finding
+from control.web.history import Bin
+from control.web.jobs import Job
+from control.web.recent import Answers, Finished
+from control.web.running import Running
+from control.web.traffic import Share, Traffic
+from control.web.troubles import Trouble
 
 State = Literal["starting", "ready", "busy", "draining", "suspect", "down", "misconfigured", "unknown"]
 STATES: tuple[State, ...] = get_args(State)
@@ -26,6 +32,8 @@ MAX_REPORTED = 32
 MAX_TEXT = 300
 #: Why an engine of ours died may be a long line.
 MAX_DETAIL = 1000
+#: Parts of a snapshot that are not in its JSON, which is asked for often.
+HIDDEN = ("bins", "running", "finished")
 #: So many backends that have left the fleet are shown.
 MAX_LEAVING = 100
 
@@ -73,6 +81,14 @@ class FleetBackend:
     address: str
     scheme: str = "http"
     ours: bool = False
+    pool: str = ""
+    #: Its entry in ``hosts``, and the GPUs of that machine that it has.
+    machine: str = ""
+    gpus: tuple[str, ...] = ()
+    #: Whether its process runs in a container.
+    container: bool = False
+    #: What vLLM is told, and who said so.
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,8 +166,24 @@ class BackendView:
     ours: bool
     engine: EngineView | None
     tunnel: TunnelView | None = None
+    pool: str = ""
+    machine: str = ""
+    gpus: tuple[str, ...] = ()
+    container: bool = False
+    settings: tuple[Setting, ...] = ()
+    #: The engine's own numbers, as the edge reads them; ``kv_usage`` is a share from 0 to 1.
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    #: Who keeps new requests from it: operator, control.
+    drained_by: tuple[str, ...] = ()
+    #: Sequences that may be in flight; None: no bound, or not known.
+    limit: int | None = None
     #: What an engine of ours uses of its machine, now and in the last hour.
     use: Use | None = None
+    #: Lately: share of prompt tokens found in its prefix cache, requests per second, and what it answered.
+    share: Share | None = None
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +205,8 @@ class ModelView:
     policy: str
     ready: int
     backends: int
+    #: Requests that wait in the edge for one of its backends; None: not known.
+    queue: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +216,7 @@ class WorkerView:
     pid: int
     generation: str
     exiting: bool
+    process: ProcessFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +228,10 @@ class EdgeView:
     fleet_version: int | None = None
     workers: tuple[WorkerView, ...] = ()
     problem: str = ""
+    #: The Redis that several edges share: does it answer, and since when it is so; None without one.
+    redis_ok: bool | None = None
+    redis_since: float | None = None
+    edges: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,157 +247,25 @@ class Snapshot:
     leaving: tuple[LeavingView, ...] = ()
     #: What is to be said of engines and models (``signalbox advise``), the worst first.
     findings: tuple[Finding, ...] = ()
+    #: Every model's traffic over the last minute, and under "" that of all; empty while unknown.
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    troubles: tuple[Trouble, ...] = ()
+    #: The last hour.
+    bins: tuple[Bin, ...] = ()
+    running: Running | None = None
+    finished: tuple[Finished, ...] = ()
+    jobs: tuple[Job, ...] = ()
 
     @property
     def ready(self) -> int:
         """How many backends are ready."""
         return sum(1 for backend in self.backends if backend.state in SERVING)
 
+    def backend(self, id_: str) -> BackendView | None:
+        """The backend of this id."""
+        return next((one for one in self.backends if one.id == id_), None)
+
     def as_json(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
-        return asdict(self)
-
-
-def merge(
-    version: int,
-    taken: float,
-    fleet: FleetFacts,
-    edge: EdgeView,
-    edge_state: Mapping[str, Any] | None,
-    engines: Iterable[EngineStatusLike],
-    host: HostFacts,
-    tunnels: Iterable[TunnelStatusLike] = (),
-    uses: Mapping[str, Use] = MappingProxyType({}),
-) -> Snapshot:
-    """Join the sources. ``edge_state`` is None when the edge did not answer; then every state is unknown.
-
-    The edge decides what state a backend has, the supervisor what its process does: neither overrules the other.
-    """
-    processes = {status.id: _engine(status) for status in engines}
-    ways = {status.id: _tunnel(status) for status in tunnels}
-    told = {_text(row.get("id")): row for row in _rows(edge_state, "backends")}
-    backends = [
-        replace(
-            _backend(b, told.get(b.id), processes.get(b.id), _note(edge_state, b.id in told)),
-            tunnel=ways.get(b.id),
-            use=uses.get(b.id),
-        )
-        for b in fleet.backends
-    ]
-    known = {backend.id for backend in fleet.backends}
-    for id_, row in told.items():
-        if id_ and id_ not in known:
-            older = FleetBackend(id_, _text(row.get("model")), _text(row.get("address")), _text(row.get("scheme")))
-            backends.append(_backend(older, row, processes.get(id_), "not_in_fleet"))
-    return Snapshot(version, taken, edge, host, _models(fleet, backends), tuple(backends), _leaving(edge_state))
-
-
-def edge_view(state: Mapping[str, Any]) -> EdgeView:
-    """The edge's own facts from its /state."""
-    workers = tuple(
-        WorkerView(_count(row.get("pid")) or 0, _text(row.get("generation")), bool(row.get("exiting")))
-        for row in _rows(state, "workers")
-    )
-    return EdgeView("running", _text(state.get("generation")), _count(state.get("fleet_version")), workers)
-
-
-def _note(edge_state: Mapping[str, Any] | None, told: bool) -> Note:
-    if edge_state is None:
-        return "no_edge"
-    return "" if told else "not_in_edge"
-
-
-def _backend(
-    backend: FleetBackend, row: Mapping[str, Any] | None, engine: EngineView | None, note: Note
-) -> BackendView:
-    row = row or {}
-    reported = row.get("reported")
-    names = [_text(name) for name in reported[:MAX_REPORTED]] if isinstance(reported, list) else []
-    state = row.get("state")
-    return BackendView(
-        id=backend.id,
-        model=backend.model,
-        address=backend.address,
-        scheme=backend.scheme,
-        state=next((known for known in STATES if known == state), "unknown"),
-        note=note,
-        reason=_text(row.get("reason")),
-        since=_number(row.get("since")),
-        in_flight=_count(row.get("in_flight")),
-        requests=_count(row.get("requests")),
-        reported=tuple(names),
-        ours=backend.ours or engine is not None,
-        engine=engine,
-    )
-
-
-def _leaving(edge_state: Mapping[str, Any] | None) -> tuple[LeavingView, ...]:
-    rows = _rows(edge_state, "leaving")[:MAX_LEAVING]
-    return tuple(
-        LeavingView(_text(row.get("id")), _text(row.get("address")), _count(row.get("in_flight")) or 0) for row in rows
-    )
-
-
-def _models(fleet: FleetFacts, backends: Sequence[BackendView]) -> tuple[ModelView, ...]:
-    views = []
-    for model in fleet.models:
-        states = [backend.state for backend in backends if backend.model == model.name]
-        ready = sum(state in SERVING for state in states)
-        views.append(ModelView(model.name, model.aliases, model.loras, model.policy, ready, len(states)))
-    return tuple(views)
-
-
-def _engine(status: EngineStatusLike) -> EngineView:
-    return EngineView(
-        state=_text(status.state),
-        phase=_text(status.phase),
-        detail=_text(status.detail, MAX_DETAIL),
-        since=_number(status.since),
-        pid=status.pid,
-        restarts=status.restarts,
-        phases=status.phases,
-        phase_since=_number(status.phase_since),
-        facts=_facts(status.facts),
-        alarms=tuple(_text(alarm) for alarm in status.alarms[:MAX_REPORTED]),
-        failure=status.failure,
-    )
-
-
-def _facts(facts: Facts | None) -> Mapping[str, Any] | None:
-    if facts is None:
-        return None
-    return {name: _text(value) if isinstance(value, str) else value for name, value in asdict(facts).items()}
-
-
-def _tunnel(status: TunnelStatusLike) -> TunnelView:
-    return TunnelView(
-        target=_text(status.target),
-        state=_text(status.state),
-        detail=_text(status.detail, MAX_DETAIL),
-        since=_number(status.since),
-        pid=status.pid,
-        restarts=status.restarts,
-    )
-
-
-def _rows(state: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """A list of objects; Lua writes an empty list as ``{}``, and a broken edge must not break the page."""
-    rows = state.get(key) if state is not None else None
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-
-
-def _text(value: object, most: int = MAX_TEXT) -> str:
-    return "" if value is None else str(value)[:most]
-
-
-def _number(value: object) -> float | None:
-    """A usable time: NaN, infinity and what no calendar holds (over 100,000 years) are none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e11:
-        return None
-    return float(value)
-
-
-def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
-        return None
-    return int(value)
+        """The same as plain JSON values, without what has addresses of its own (HIDDEN)."""
+        told = asdict(replace(self, bins=(), running=None, finished=()))
+        return {name: value for name, value in told.items() if name not in HIDDEN}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from control.fleet.schema import PLACEHOLDERS
-from tests.support.fleet_yaml import FULL, changed, make_files, problems_of
+from tests.support.fleet_yaml import FULL, changed, fleet_of, make_files, problems_of
 
 OWN = ("models", "org/own:1")
 RENTED = ("models", "rented", "backends")
@@ -139,8 +139,8 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ),
     (("edge", "admin"), "[::]:9089", ["edge.admin: [::]:9089 can be reached from other machines"]),
     (
-        ("control", "listen"),
-        "10.1.2.3:9090",
+        ("control",),
+        {"listen": "10.1.2.3:9090"},
         ["control.listen: 10.1.2.3:9090 can be reached from other machines, but the"],
     ),
     (("control", "listen"), "example.com:9090", ["'example.com' is not an IP address of this machine."]),
@@ -298,3 +298,17 @@ def test_a_key_file_that_this_user_may_not_read() -> None:
         (Path(folder) / "gpu.key").touch(mode=0)
         done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     assert "cannot be read: Permission denied" in done.stdout
+
+
+@pytest.mark.parametrize(("control", "warned"), [
+    ({"listen": "10.1.2.3:9090", "login": "secrets/page.logins"}, True),
+    ({"listen": "10.1.2.3:9090", "login": "secrets/page.logins", "url": "http://fleet.example.com"}, True),
+    ({"listen": "10.1.2.3:9090", "login": "secrets/page.logins", "url": "https://fleet.example.com"}, False),
+    ({"listen": "127.0.0.1:9090", "login": "secrets/page.logins"}, False),
+])  # fmt: skip
+def test_passwords_that_cross_the_network_readable_are_warned_of(
+    tmp_path: Path, control: dict[str, str], warned: bool
+) -> None:
+    make_files(tmp_path)
+    warnings = [str(one) for one in fleet_of(tmp_path, changed(FULL, ("control",), control)).warnings]
+    assert any("passwords cross the network readable" in text for text in warnings) == warned

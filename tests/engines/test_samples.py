@@ -18,7 +18,6 @@ from control.engines import sampler
 from control.engines.gpus import Gpu, chosen, from_dcgm, from_nvidia_smi, users
 from control.engines.sampler import Sampler, Target
 from control.engines.samples import KEPT, MINUTES, Hour, Sample, Spent, minutes, use, with_gpus
-from control.web.spark import spark
 from tests.support.net import wait_until
 
 MIB = 1024**2
@@ -90,8 +89,6 @@ def test_an_hour_is_kept_and_a_silence_is_a_gap() -> None:
     assert shown.field == "cpu" and len(shown.hour) == MINUTES and shown.hour.count(None) == 4
     assert all(value in (None, 50) for value in shown.hour) and shown.hour[-1] == 50
     assert len(hour.since(0)) == KEPT
-    assert spark((None, 0, 50, None, 100)) == "M30 20h0L60 10M120 0h0"
-    assert spark((200, 100)) == "M0 0h0L120 10" and spark(()) == ""
     assert minutes([Sample(end, gpu=10), Sample(end - 40, gpu=30)], "gpu", end)[-2:] == (30, 10)
 
 

@@ -49,7 +49,12 @@ FULL: dict[str, Any] = {
         "dns": "[::1]:53",
         "binary": "/usr/sbin/nginx",
     },
-    "control": {"listen": "[::1]:9090", "state_dir": "state"},
+    "control": {
+        "listen": "[::1]:9090",
+        "login": "secrets/page.logins",
+        "url": "https://fleet.example.com",
+        "state_dir": "state",
+    },
     "hosts": {
         "here": {"local": True, "address": "127.0.0.1"},
         "far": {
@@ -165,6 +170,7 @@ FILES = (
     "certs/docker.pem",
     "certs/docker.key",
     "secrets/redis.pw",
+    "secrets/page.logins",
 )
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flask import Flask
+from jinja2.bccache import Bucket, BytecodeCache
 
 from control.engines.diagnosis import Diagnosis
 from control.engines.facts import Facts
 from control.engines.phases import Span
 from control.host import HostFacts
+from control.web import poller
 from control.web.app import WebSettings, create_app
 from control.web.poller import FleetView
+from control.web.troubles import Standing
 from control.web.view import FleetBackend, FleetFacts, FleetModel
 
 HOST = HostFacts("testbox", 4, 12.0, 0.5, 8 * 1024**3, 3 * 1024**3)
@@ -25,6 +29,23 @@ FLEET = FleetFacts(
         FleetBackend("rented", "e", "gpu.example.com:443", "https"),
     ),
 )
+
+
+class _Compiled(BytecodeCache):
+    """Templates compiled once for all apps of a test run."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if bucket.key in self._code:
+            bucket.bytecode_from_string(self._code[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+COMPILED = _Compiled()
 
 
 @dataclass
@@ -79,6 +100,10 @@ class Sources:
     engines: Any = field(default_factory=lambda: [Status("m-1"), Status("m-2", "starting", "loading weights")])
     fleet: FleetFacts = FLEET
     tunnels: list[Any] = field(default_factory=list)
+    metrics: str = ""
+    requests: Any = field(default_factory=lambda: {"requests": [], "total": 0, "silent_workers": []})
+    access_log: Path | None = None
+    standing: Standing = field(default_factory=Standing)
 
     def ask_edge(self) -> Any:
         if isinstance(self.state, Exception):
@@ -92,11 +117,24 @@ class Sources:
 
     def view(self, interval: float = 0.02) -> FleetView:
         """A view that has polled once; its thread does not run yet."""
-        view = FleetView(self.fleet, self.ask_edge, self.ask_engines, lambda: HOST, interval, lambda: self.tunnels)
+        sources = poller.Sources(
+            self.ask_edge,
+            self.ask_engines,
+            lambda: HOST,
+            lambda: self.tunnels,
+            metrics=lambda: self.metrics,
+            requests=lambda: self.requests,
+            access_log=self.access_log,
+            standing=lambda: self.standing,
+        )
+        view = FleetView(self.fleet, sources, interval)
+        view.watch_requests()
         view.poll()
         return view
 
     def app(self, **settings: Any) -> tuple[FleetView, Flask]:
         """The view and the app over it."""
         view = self.view()
-        return view, create_app(view, WebSettings(**settings))
+        app = create_app(view, WebSettings(**settings))
+        app.jinja_env.bytecode_cache = COMPILED
+        return view, app

@@ -137,6 +137,37 @@ def test_hangup_reads_the_fleet_again_and_a_broken_one_changes_nothing(local: Lo
     wait_until("the second engine to end", lambda: not lives(both["m-2"]), 10)
 
 
+def test_an_engine_is_stopped_started_and_restarted_by_hand(local: Local) -> None:
+    local.daemon.start()
+    pid = local.until_ready("m-1")["m-1"]
+    token = {"Authorization": f"Bearer {local.paths.page_token.read_text().strip()}"}
+
+    def do(action: str, backend: str = "m-1") -> int:
+        answer = requests.post(f"{local.daemon.url}/api/backends/{backend}/{action}", headers=token, timeout=10)
+        return answer.status_code
+
+    assert do("restart") == 200
+    wait_until("another process", lambda: (local.engines()["m-1"]["pid"] or pid) != pid, 20, every=0.1)
+    again = local.until_ready("m-1")["m-1"]
+    assert not lives(pid)
+    assert do("stop") == 200
+    wait_until("the end", lambda: local.engines()["m-1"]["state"] == "stopped", 20, every=0.1)
+    assert not lives(again)
+    local.daemon.tell(signal.SIGHUP)  # a reload is no reason to start it
+    wait_until("the reload", lambda: "Read fleet.yaml again" in local.daemon.text())
+    assert local.engines()["m-1"]["state"] == "stopped" and local.engines()["m-1"]["phase"] == "by hand"
+    assert do("start") == 200
+    last = local.until_ready("m-1")["m-1"]
+    assert do("start") == 200 and local.until_ready("m-1")["m-1"] == last, "it runs: nothing to do"
+    assert do("drain") == 409 and do("stop", "nobody") == 409, "no edge runs; no such backend"
+    kept = [json.loads(line) for line in local.paths.audit_log.read_text().splitlines()]
+    assert [(entry["who"], entry["what"]) for entry in kept][:3] == [
+        ("token", "restart"),
+        ("token", "stop"),
+        ("token", "start"),
+    ]
+
+
 def test_signals_of_the_first_moment_are_kept(local: Local) -> None:
     """Whoever finds the pid file may send a signal at once: a fresh daemon must not die of a hangup."""
     local.daemon.start(wait=False)
@@ -197,6 +228,11 @@ def test_a_port_in_use_is_named_with_its_holder(local: Local) -> None:
 def test_only_this_machine_can_reach_the_page(address: str) -> None:
     with pytest.raises(ControlError, match="listens on this machine only"), listen(address):
         pass
+
+
+def test_a_page_that_asks_for_logins_can_be_reached_from_elsewhere() -> None:
+    with listen(f"0.0.0.0:{free_port()}", asks=True) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
 
 
 def test_an_unreadable_stale_pid_file_is_no_obstacle(tmp_path: Path) -> None:

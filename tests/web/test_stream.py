@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from control.web import poller
+from control.web.live import Listeners
 from control.web.poller import EdgeAbsent, FleetView
-from control.web.views import Listeners
 from tests.support.net import wait_until
 from tests.web.fakes import FLEET, HOST, Sources, Status, backend, edge_state
 
@@ -40,7 +41,7 @@ def test_one_thread_polls_for_everybody(sources: Sources) -> None:
         asked.append(threading.current_thread().name)
         return sources.state
 
-    view = FleetView(FLEET, edge, sources.ask_engines, lambda: HOST, 0.02)
+    view = FleetView(FLEET, poller.Sources(edge, sources.ask_engines, lambda: HOST), 0.02)
     view.start()
     try:
         readers = [threading.Thread(target=lambda: [view.wait(n, 1) for n in range(5)]) for _ in range(20)]
@@ -74,7 +75,7 @@ def test_an_exception_in_a_poll_does_not_end_the_thread(sources: Sources) -> Non
             raise troubles.pop()
         return HOST
 
-    view = FleetView(FLEET, sources.ask_edge, sources.ask_engines, host, 0.01)
+    view = FleetView(FLEET, poller.Sources(sources.ask_edge, sources.ask_engines, host), 0.01)
     view.start()
     try:
         troubles.append(OSError("no /proc today"))
@@ -86,7 +87,7 @@ def test_an_exception_in_a_poll_does_not_end_the_thread(sources: Sources) -> Non
 
 def test_the_stream_sends_the_whole_then_only_what_changed(sources: Sources) -> None:
     view, app = sources.app()
-    answer = app.test_client().get("/api/events", headers=OURS, buffered=False)
+    answer = app.test_client().get("/api/events?view=backends", headers=OURS, buffered=False)
     assert answer.content_type == "text/event-stream; charset=utf-8"
     stream = events(answer.response)  # type: ignore[arg-type]
     kind, whole = next(stream)
@@ -95,7 +96,7 @@ def test_the_stream_sends_the_whole_then_only_what_changed(sources: Sources) -> 
     sources.state = edge_state(backend("m-1", "down", reason="<b>refused"), backend("m-2", "starting"))
     view.poll()
     kind, parts = next(stream)
-    assert kind == "parts" and set(parts) == {"backend-m-1", "part-summary", "model-0"}
+    assert kind == "parts" and set(parts) == {"backend-m-1", "part-summary"}
     assert 'data-state="down"' in parts["backend-m-1"] and "&lt;b&gt;refused" in parts["backend-m-1"]
 
     sources.state = edge_state(backend("m-1"), backend("new-1"))
@@ -107,7 +108,7 @@ def test_the_stream_sends_the_whole_then_only_what_changed(sources: Sources) -> 
 
 def test_a_quiet_stream_gives_a_sign_of_life(sources: Sources) -> None:
     _, app = sources.app(heartbeat=0.0)
-    answer = app.test_client().get("/api/events", headers=OURS, buffered=False)
+    answer = app.test_client().get("/api/events?view=backends", headers=OURS, buffered=False)
     chunks = iter(answer.response)
     assert b"event: whole" in next(chunks)  # type: ignore[operator]
     assert next(chunks) == b": still here\n\n"  # type: ignore[comparison-overlap]
@@ -116,7 +117,7 @@ def test_a_quiet_stream_gives_a_sign_of_life(sources: Sources) -> None:
 
 def test_streams_end_when_the_view_closes(sources: Sources) -> None:
     view, app = sources.app()
-    answer = app.test_client().get("/api/events", headers=OURS, buffered=False)
+    answer = app.test_client().get("/api/events?view=backends", headers=OURS, buffered=False)
     chunks = iter(answer.response)
     next(chunks)
     threading.Timer(0.05, view.close).start()
@@ -128,13 +129,13 @@ def test_streams_end_when_the_view_closes(sources: Sources) -> None:
 def test_the_number_of_streams_is_bounded_and_places_come_back(sources: Sources) -> None:
     _, app = sources.app(listeners=2)
     client = app.test_client()
-    first = client.get("/api/events", headers=OURS, buffered=False)
-    second = client.get("/api/events", headers=OURS, buffered=False)
-    refused = client.get("/api/events", headers=OURS)
+    first = client.get("/api/events?view=backends", headers=OURS, buffered=False)
+    second = client.get("/api/events?view=backends", headers=OURS, buffered=False)
+    refused = client.get("/api/events?view=backends", headers=OURS)
     assert refused.status_code == 503 and refused.mimetype == "text/plain" and refused.headers["Retry-After"] == "5"
     assert client.get("/", headers=OURS).status_code == 200
     first.close()  # never read from: its generator never started
-    third = client.get("/api/events", headers=OURS, buffered=False)
+    third = client.get("/api/events?view=backends", headers=OURS, buffered=False)
     assert third.status_code == 200
     assert client.head("/api/events", headers=OURS).status_code == 200, "HEAD holds no place"
     second.close()
@@ -152,7 +153,7 @@ def test_a_place_is_given_back_once() -> None:
 
 def test_the_stream_speaks_the_pages_language(sources: Sources) -> None:
     _, app = sources.app()
-    answer = app.test_client().get("/api/events?lang=zh", headers=OURS, buffered=False)
+    answer = app.test_client().get("/api/events?view=backends&lang=zh", headers=OURS, buffered=False)
     _, whole = next(events(answer.response))  # type: ignore[arg-type]
     assert "就绪" in whole["main"]
     answer.close()

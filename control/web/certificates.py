@@ -1,0 +1,55 @@
+"""What stands for longer than a poll: when certificates of the edge end, and a fleet.yaml that was refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from cryptography import x509
+
+from control.fleet.load import LoadedFleet
+from control.web.troubles import Standing
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the files: they are renewed without us.
+LOOK_EVERY = 60.0
+MAX_TEXT = 1000
+
+
+class Certificates:
+    """Called once a second, reads once a minute."""
+
+    def __init__(self, loaded: LoadedFleet) -> None:
+        self._standing = Standing()
+        self._read_at = float("-inf")
+        self._files: dict[str, Path] = {}
+        self.reload(loaded)
+
+    def __call__(self) -> Standing:
+        if time.monotonic() - self._read_at >= LOOK_EVERY:
+            self._read_at = time.monotonic()
+            ends = {name: end for name, path in self._files.items() if (end := ends_at(path)) is not None}
+            self._standing = Standing(ends, self._standing.refused)
+        return self._standing
+
+    def reload(self, loaded: LoadedFleet) -> None:
+        """Another fleet.yaml is in force."""
+        tls = loaded.fleet.edge.tls
+        written = [tls.certificate, *(other.certificate for other in tls.others)] if tls else []
+        self._files = {name: loaded.folder / name for name in written}
+        self._standing, self._read_at = Standing(), float("-inf")
+
+    def refused(self, problem: str) -> None:
+        """fleet.yaml was read again and cannot be used."""
+        self._standing = Standing(self._standing.certificates, problem[:MAX_TEXT])
+
+
+def ends_at(path: Path) -> float | None:
+    """When the first certificate of a PEM file ends, in Unix seconds; None when it cannot be read (nginx says why)."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
+    except (OSError, ValueError) as error:
+        log.debug("%s: %s", path, error)
+        return None
