@@ -162,16 +162,14 @@ class ModelFacts:
         return _share(self.total("prefix_hits"), self.total("prefix_queries"))
 
     @property
-    def known_share(self) -> float | None:
-        """Of the bytes of prompts that were routed by their beginnings, those the chosen engine had seen."""
-        return _share(*(sum(getattr(one.edge, name) for one in self.engines.values())
-                        for name in ("known_bytes", "prompt_bytes")))  # fmt: skip
+    def prompt_bytes(self) -> float:
+        """Bytes of prompts that were routed by their beginnings, as far as they were hashed."""
+        return sum(one.edge.prompt_bytes for one in self.engines.values())
 
-    @property
-    def shared_share(self) -> float | None:
-        """Of the same bytes, those that any engine of the model had seen."""
-        return _share(*(sum(getattr(one.edge, name) for one in self.engines.values())
-                        for name in ("shared_bytes", "prompt_bytes")))  # fmt: skip
+    def share_of_bytes(self, name: str) -> float | None:
+        """Of these bytes: ``known_bytes`` to the chosen engine, ``shared_bytes`` to any, ``salted_bytes`` to none."""
+        part = sum(float(getattr(one.edge, name)) for one in self.engines.values())
+        return _share(part, self.prompt_bytes)
 
     @property
     def parts(self) -> Parts | None:
@@ -249,7 +247,7 @@ def _since(old: Histogram | None, new: Histogram | None) -> Histogram | None:
 
 def _between(old: BackendSample, new: BackendSample) -> BackendSample:
     counts = {name: max(0.0, getattr(new, name) - getattr(old, name))
-              for name in ("prompt_bytes", "known_bytes", "shared_bytes")}  # fmt: skip
+              for name in ("prompt_bytes", "known_bytes", "shared_bytes", "salted_bytes")}  # fmt: skip
     return BackendSample(new.in_flight, new.limit, **counts)
 
 

@@ -15,7 +15,7 @@ from control.tuning.observe import Observer, edge_metrics
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks, and over which findings are made. A look costs 4 ms of CPU time per engine (70 KB);
+#: Seconds between two looks, and over which findings are made. A look costs 5 ms of CPU time per engine (70 KB);
 #: what changes by the second comes from the /state that the page's poller asks for anyway.
 EVERY, WINDOW = 15.0, 60.0
 #: Seconds of a look's interval for each engine: in large fleets looks are rarer, so that they take no core.

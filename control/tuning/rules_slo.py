@@ -185,9 +185,8 @@ def hits_without_gain(facts: ModelFacts) -> Iterator[Says]:
 )
 def prefix_sent_elsewhere(facts: ModelFacts) -> Iterator[Says]:
     """The edge passes over a favourite that is too busy or at its limit."""
-    shared, known = facts.shared_share, facts.known_share
-    total = sum(one.edge.prompt_bytes for one in facts.engines.values())
-    if len(facts.engines) < 2 or shared is None or known is None or total < ENOUGH_BYTES:
+    shared, known = facts.share_of_bytes("shared_bytes"), facts.share_of_bytes("known_bytes")
+    if len(facts.engines) < 2 or shared is None or known is None or facts.prompt_bytes < ENOUGH_BYTES:
         return
     if shared >= SHARED and known < shared / 2:
         yield Says(
@@ -196,3 +195,18 @@ def prefix_sent_elsewhere(facts: ModelFacts) -> Iterator[Says]:
             "Give limit some room (it is max_num_seqs and two by default), or add an engine; docs/balancing.md says "
             "when a favourite is passed over.",
         )
+
+
+@MODEL_RULES.rule(
+    "info", "prompts begin alike, and each has a `cache_salt` of its own", "`signalbox_prefix_salted_bytes_total`"
+)
+def salts_keep_apart(facts: ModelFacts) -> Iterator[Says]:
+    """A salt for each tenant is what it is for; one for each request turns the prefix cache off."""
+    share = facts.share_of_bytes("salted_bytes")
+    if share is None or share < SHARED or facts.prompt_bytes < ENOUGH_BYTES:
+        return
+    yield Says(
+        f"{share:.0%} of the prompts' bytes began like an earlier prompt, and had a cache_salt that had not been seen "
+        "with it: engines compute such beginnings again.",
+        "One cache_salt for all requests that may share a cache (a tenant, a user), not one for each request.",
+    )

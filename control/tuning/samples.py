@@ -90,6 +90,8 @@ class BackendSample:
     prompt_bytes: float = 0.0
     known_bytes: float = 0.0
     shared_bytes: float = 0.0
+    #: Of prompts that only their cache_salt keeps apart from earlier ones.
+    salted_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def edge_sample(text: str, at: float) -> EdgeSample:
     fields = {"signalbox_in_flight": "in_flight", "signalbox_backend_limit": "limit",
               "signalbox_prefix_prompt_bytes_total": "prompt_bytes",
               "signalbox_prefix_known_bytes_total": "known_bytes",
-              "signalbox_prefix_shared_bytes_total": "shared_bytes"}  # fmt: skip
+              "signalbox_prefix_shared_bytes_total": "shared_bytes",
+              "signalbox_prefix_salted_bytes_total": "salted_bytes"}  # fmt: skip
     for name, labels, value in _read(text, _EDGE_NAMES):
         if name in fields:
             by_backend[labels.get("backend", "")][fields[name]] = value

@@ -55,6 +55,10 @@ _M.FAMILIES = {
         name = "signalbox_prefix_shared_bytes_total", kind = "counter",
         help = "Bytes of those prompts that some backend of the model had probably seen before.",
     },
+    prefix_salted = {
+        name = "signalbox_prefix_salted_bytes_total", kind = "counter",
+        help = "Bytes of those prompts that began like an earlier one, with a cache_salt of their own.",
+    },
     deaths = {
         name = "signalbox_worker_deaths_total", kind = "counter", none = ZERO,
         help = "Workers of the edge that ended without their log phase: killed or crashed.",
@@ -90,8 +94,8 @@ _M.FAMILIES = {
 }
 -- In this order they are written.
 _M.ORDER = { "requests", "errors", "tokens", "retries", "unretried", "fallbacks", "connect_failures",
-             "prefix_prompt", "prefix_known", "prefix_shared", "deaths", "reaped", "trips", "trip_seconds",
-             "wait", "ttft", "itl", "duration" }
+             "prefix_prompt", "prefix_known", "prefix_shared", "prefix_salted", "deaths", "reaped", "trips",
+             "trip_seconds", "wait", "ttft", "itl", "duration" }
 
 
 return _M

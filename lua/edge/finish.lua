@@ -6,6 +6,7 @@ local access_log = require "edge.access_log"
 local limits = require "edge.limits"
 local live = require "edge.live"
 local metrics = require "edge.metrics"
+local prefix_map = require "edge.prefix_map"
 local pulse = require "edge.pulse"
 local queue = require "edge.queue"
 
@@ -44,6 +45,7 @@ local function counters_of(model, backend)
             counters.prefix_prompt = metrics.counter("prefix_prompt", "model", model, "backend", backend)
             counters.prefix_known = metrics.counter("prefix_known", "model", model, "backend", backend)
             counters.prefix_shared = metrics.counter("prefix_shared", "model", model, "backend", backend)
+            counters.prefix_salted = metrics.counter("prefix_salted", "model", model, "backend", backend)
         end
         by_backend[model] = counters
     end
@@ -170,6 +172,9 @@ local function count_prefix(state, counters)
     metrics.add(counters.prefix_prompt, chain[2 * chain.n])
     metrics.add(counters.prefix_known, state.known)
     metrics.add(counters.prefix_shared, state.shared)
+    if state.opening and prefix_map.came_before(state.opening) and state.known == 0 then
+        metrics.add(counters.prefix_salted, chain[2 * chain.n])
+    end
 end
 
 

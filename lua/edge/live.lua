@@ -52,6 +52,7 @@ function _M.begin()
         weight = 1,          -- how many sequences it asks for: n × prompts
         session = false,     -- what the requests of one session have in common, a number
         chain = false,       -- the hashes of its prompt
+        opening = false,     -- with a cache_salt: a key of its beginning without it
         known = false,       -- bytes of it that the backend chosen by it has probably seen
         shared = 0,          -- ... and that any backend of the model has
         kv_tokens = 0,       -- what it takes of an engine's KV cache, estimated

@@ -44,6 +44,8 @@ local MAX_BYTES = _M.MAX_BYTES
 local HEADS = { "tools", "system", "instructions" }
 local BODIES = { "messages", "prompt", "input" }
 
+local OPENING_BYTES = 2048
+
 local SEED = 0x9E3779B97F4A7C15ULL
 local FACTOR = 0xD6E8FEB86659FD93ULL
 
@@ -157,16 +159,23 @@ local function add_body(first, last, ends)
 end
 
 
+-- Which of BODIES a request has, if any.
+local function body_of(starts)
+    local key
+    for i = 1, #BODIES do
+        key = starts[BODIES[i]] and BODIES[i] or key
+    end
+    return key
+end
+
+
 -- The chain of a request: text is its JSON body, starts and stops what json_scan found in it,
 -- elements the ends of messages, and seed names what must be the same besides (model and adapter).
 -- Returns an array of 8-byte keys, each followed by the number of bytes of its beginning, the longest
 -- last (one array: a second one per request would be garbage), with the number `n` of keys and the
 -- number `small` of those too short to remember; or false when the request has no prompt.
 function _M.chain(text, starts, stops, elements, seed)
-    local key
-    for i = 1, #BODIES do
-        key = starts[BODIES[i]] and BODIES[i] or key
-    end
+    local key = body_of(starts)
     if not key then
         return false
     end
@@ -195,6 +204,19 @@ function _M.chain(text, starts, stops, elements, seed)
     local chain = chain_cache
     chain_cache, text_cache = nil, nil
     return chain.n > 0 and chain or false
+end
+
+
+-- A key for the first 2 KB of a prompt without its cache_salt; false when the prompt is shorter.
+function _M.opening(text, starts, stops, seed)
+    local key = body_of(starts)
+    if not key or stops[key] - starts[key] < OPENING_BYTES then
+        return false
+    end
+    hash_cache[0] = SEED
+    mix_string(seed)
+    mix(cast(bytes_type, text) + starts[key] - 1, OPENING_BYTES)
+    return "opening " .. ffi_string(hash_cache, 8)
 end
 
 

@@ -86,4 +86,11 @@ function _M.choose(chain, by_tag, candidates, n, scores, least)
 end
 
 
+-- Whether a prompt with this opening (prefix.lua) has come before, whatever its cache_salt. Now it has.
+function _M.came_before(opening)
+    local _, err = dict:add(opening, "")
+    return err == "exists"
+end
+
+
 return _M

@@ -98,7 +98,9 @@ function _M.read(state, text, starts, stops)
         -- Engines keep an adapter's cache apart from the model's.
         local name = state.name
         local adapter = name and not model.is_own[name] and name or ""
-        state.chain = prefix.chain(text, starts, stops, elements, model.id .. "\0" .. adapter)
+        local seed = model.id .. "\0" .. adapter
+        state.chain = prefix.chain(text, starts, stops, elements, seed)
+        state.opening = starts.cache_salt and prefix.opening(text, starts, stops, seed) or false
 
     elseif policy == "session" then
         state.session = session_of(text, starts, stops)

@@ -269,6 +269,8 @@ def test_beginnings_that_the_engine_lost_or_never_kept() -> None:
     elsewhere = replace(lost, edge=BackendSample(0, None, 100_000, 0, 60_000), prefix_hits=0.0)
     assert "60%" in said(ModelFacts(30.0, {"a": elsewhere, "b": facts()}))["prefix_sent_elsewhere"]
     assert said(ModelFacts(30.0, {"a": elsewhere})) == {}, "with one engine there is no elsewhere"
+    salted = replace(lost, edge=BackendSample(0, None, 100_000, 0, 0, 90_000), prefix_hits=0.0)
+    assert "90% of the prompts' bytes" in said(ModelFacts(30.0, {"a": salted, "b": facts()}))["salts_keep_apart"]
 
 
 SLOW = facts(ttft=histogram(*[1.0] * 20), queue=histogram(*[0.1] * 20), prefill=histogram(*[0.8] * 20),

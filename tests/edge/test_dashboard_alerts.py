@@ -117,6 +117,8 @@ def families(redis: Redis) -> Iterator[dict[str, exposition.Family]]:
             edge.post(CHAT, chat("nobody"))
             stream = {**chat("alpha", stream=True, tokens=4, delay_ms=2), "stream_options": {"include_usage": True}}
             at_once(6, lambda _: edge.post(CHAT, stream))
+            for salt in ("one", "two"):
+                edge.post(CHAT, {**chat("alpha", text="a" * 3000), "cache_salt": salt})
             edge.post(CHAT, chat("alpha", die=True))
             wait_until("the engines' own numbers", lambda: edge.metric("signalbox_engine_prefix_queries_total") > 0, 10)
             engines[0].kill()

@@ -60,6 +60,16 @@ class TestPrefixEstimate:
             backends = {series for series in edge.metrics() if series.startswith(PROMPT)}
             assert backends and all('model="alpha",backend="alpha-' in series for series in backends)
 
+    def test_prompts_that_only_a_salt_keeps_apart(self, engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
+        size, salted = message_bytes("a" * 3000), "signalbox_prefix_salted_bytes_total"
+        with Edge(one_model("alpha", engine, engine_2)) as edge:
+            for salt in ("one", "two", "two", "three"):
+                edge.post(CHAT, {**talk("a" * 3000), "cache_salt": salt})
+            edge.post(CHAT, {**talk("b" * 1000), "cache_salt": "one"})  # too short to tell
+            edge.post(CHAT, talk("a" * 3000))  # without a salt: nothing keeps it apart but that the others have one
+            until(edge, 5 * size + message_bytes("b" * 1000), PROMPT)
+            until(edge, 2 * size, salted)
+
     def test_what_another_backend_knows_is_shared(self, engine: ScriptedEngine, engine_2: ScriptedEngine) -> None:
         """The one that has seen the conversation drains: the other one gets it, and does not know it."""
         size = message_bytes("a" * 3000)
