@@ -10,6 +10,7 @@ from control.doctor.findings import Finding, ok, problem, warning
 from control.doctor.wanted import Wanted
 from control.doctor.way import Way
 from control.engines.plan import EVERYWHERE, Seen
+from control.fleet.host_checks import on_host
 
 GIB = 1024**3
 #: Bytes of free disk for an image of vLLM that is still to be pulled: its layers, packed and unpacked.
@@ -132,22 +133,12 @@ def models(engines: Sequence[Wanted], inside: Inside, way: Way) -> Iterator[Find
         if one.folder is None or one.folder not in inside.models:
             continue
         subject, seen = f"model {one.model} on {way.name}", inside.models[one.folder]
-        lacks, there = list(seen.get("lacks", ())), on_host(one, one.folder)
+        lacks, there = list(seen.get("lacks", ())), on_host(one.volumes, one.folder)
         if not lacks:
             yield ok(subject, f"{there} is complete ({int(seen.get('bytes', 0)) / GIB:.1f} GiB of weights)")
             continue
         shown = ", ".join(lacks[:5]) + (f" and {len(lacks) - 5} more" if len(lacks) > 5 else "")
         yield problem(subject, f"{there}: {shown}. Put the whole folder there again", way.there(f"ls -lL {there}"))
-
-
-def on_host(one: Wanted, folder: str) -> str:
-    """Where a folder of the container lies on its host: that of the volume with the longest name above it."""
-    best = max(
-        (pair for pair in one.volumes if folder == pair[1] or folder.startswith(pair[1].rstrip("/") + "/")),
-        key=lambda pair: len(pair[1]),
-        default=None,
-    )
-    return folder if best is None else best[0].rstrip("/") + folder[len(best[1].rstrip("/")) :]
 
 
 def shared_memory(engines: Sequence[Wanted], inside: Inside, way: Way) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from control.fleet.address import ip
@@ -74,6 +74,16 @@ def volumes(host: Host, engine: Engine) -> list[tuple[str, str, bool]]:
         source, target, *mode = text.split(":")
         found[target] = (source, target, mode == ["rw"])
     return list(found.values())
+
+
+def on_host(volumes: Sequence[tuple[str, str, bool]], folder: str) -> str:
+    """Where a folder of the container lies on its host: that of the volume with the longest name above it."""
+    best = max(
+        (one for one in volumes if folder == one[1] or folder.startswith(one[1].rstrip("/") + "/")),
+        key=lambda one: len(one[1]),
+        default=None,
+    )
+    return folder if best is None else best[0].rstrip("/") + folder[len(best[1].rstrip("/")) :]
 
 
 def is_hub_name(source: str) -> bool:

@@ -52,14 +52,15 @@ def of_fleet_and_starts(
     loaded: LoadedFleet, starts: Starts, names: Sequence[str] = (), expected: Expected = UNKNOWN,
     cards: Sequence[Card] = (),
 ) -> Advice:  # fmt: skip
-    """What is to be known of the models that Signalbox starts (``names``: only of these).
+    """What is to be known of the models that Signalbox starts (``names``: of these, or of those with these backends).
 
     ``starts``: backend → what its engine runs with. ``cards``: instead of those of the model's hosts.
     """
     found: list[Finding] = []
     unseen = {}
+    meant = {backend.model for backend in resolve_backends(loaded) if backend.id in names}.union(names)
     for name, model in loaded.fleet.models.items():
-        if model.engine is None or model.engine.command is not None or (names and name not in names):
+        if model.engine is None or model.engine.command is not None or (names and name not in meant):
             continue
         looked = _look(loaded, name, expected, cards)
         found += _once(finding for facts in looked.facts for finding in static_findings(name, facts))

@@ -11,6 +11,7 @@ from control.edge.site import state_paths
 from control.engines.model import packaged_folder
 from control.errors import TuningError
 from control.fleet.arguments import release_of, vllm_settings
+from control.fleet.host_checks import on_host, volumes
 from control.fleet.load import LoadedFleet, load
 from control.fleet.resolve import resolve_backends
 from control.fleet.schema import Engine
@@ -96,7 +97,17 @@ def model_folder(loaded: LoadedFleet, name: str) -> Path:
         if not folder.is_dir():
             raise TuningError(f"The model {name} is not unpacked yet.", "Run `signalbox prepare` first.")
         return folder
-    return loaded.file(source)
+    return _on_this_machine(loaded, name, source) or loaded.file(source)
+
+
+def _on_this_machine(loaded: LoadedFleet, name: str, source: str) -> Path | None:
+    """Where a container of a Docker host that is this machine finds the model; None when there is no such host."""
+    model = loaded.fleet.models[name]
+    for backend in model.backends:
+        host = loaded.fleet.hosts.get(backend.host or "")
+        if host is not None and host.docker is not None and host.docker.startswith("unix://") and model.engine:
+            return loaded.file(on_host(volumes(host, model.engine), source))
+    return None
 
 
 def own_cards(loaded: LoadedFleet, name: str) -> list[Card]:

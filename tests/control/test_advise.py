@@ -239,6 +239,18 @@ def test_errors_end_with_1_and_json_has_everything(tmp_path: Path) -> None:
     assert advise(path, "other").exit_code == 1
 
 
+def test_models_of_containers_on_this_machine_are_looked_at_where_they_are_mounted(tmp_path: Path) -> None:
+    path = fleet(tmp_path, 2048, 32)
+    content = yaml.safe_load(path.read_text())
+    host = {"docker": "unix:///var/run/docker.sock", "volumes": [f"{tmp_path}:/models"]}
+    content["hosts"]["gpu-a"].update(host)
+    content["models"]["deepseek-7b"]["source"] = "/models/deepseek"
+    path.write_text(yaml.safe_dump(content))
+    whole = json.loads(advise(path, "--json").stdout)
+    assert whole["unseen"] == {} and "cache_shared" in {found["id"] for found in whole["findings"]}
+    assert json.loads(advise(path, "deepseek-7b-1", "--json").stdout) == whole, "a backend's name stands for its model"
+
+
 def test_what_the_last_start_told_is_looked_at(tmp_path: Path) -> None:
     path = fleet(tmp_path, 2048, 32)
     folder = tmp_path / ".signalbox" / "engines" / "deepseek-7b-1"

@@ -14,13 +14,14 @@ import pytest
 from control.doctor import cuda, docker_needs, gpus
 from control.doctor.container import Ask, without
 from control.doctor.docker_engine import DockerEngine, engine, gives_gpus, gpus_refused, gpus_unseen, read
-from control.doctor.docker_needs import Inside, on_host
+from control.doctor.docker_needs import Inside
 from control.doctor.findings import Finding
 from control.doctor.inside import listeners, look
 from control.doctor.wanted import Wanted, wanted
 from control.doctor.way import Way, way_to
 from control.engines.plan import Foreign, Found, Seen
 from control.errors import EngineError
+from control.fleet.host_checks import on_host
 from tests.support import docker_hosts as real
 from tests.support.fleet_yaml import fleet_of
 
@@ -323,7 +324,9 @@ def test_model_folders_and_shared_memory() -> None:
     assert finding.command == "ssh ops@10.0.0.1 'ls -lL /data/models/m'"
     deep = one(volumes=(("/a", "/models", False), ("/b", "/models/m", False)))
     assert (
-        on_host(deep, "/models/m/x") == "/b/x" and on_host(deep, "/models/n") == "/a/n" and on_host(deep, "/z") == "/z"
+        on_host(deep.volumes, "/models/m/x") == "/b/x"
+        and on_host(deep.volumes, "/models/n") == "/a/n"
+        and on_host(deep.volumes, "/z") == "/z"
     )
     ((level, text),) = worse(docker_needs.shared_memory([one()], inside, BOX))
     assert level == "problem" and "has 32 MiB free" in text
