@@ -71,7 +71,7 @@ def prefill_beside_decodes(facts: StaticFacts) -> Iterator[Says]:
     for prompt in facts.expected.prompts or (length,):
         rest = tokens - sequences
         own = rest + 1  # the prompt's own sequence is one of all
-        cut = facts.told.number("long_prefill_token_threshold") or own
+        cut = facts.told.number("long_prefill_token_threshold") or tokens
         alone = tokens if facts.told.release >= _LONE_SINCE else min(tokens, cut)
         capped = f" (it gets {cut:,} of each: long_prefill_token_threshold)" if cut < min(own, prompt) else ""
         yield Says(
@@ -177,9 +177,7 @@ def threshold_without_effect(facts: StaticFacts) -> Iterator[Says]:
     )
 
 
-@RULES.rule(
-    "info", "`long_prefill_token_threshold` before vLLM 0.31, where it also holds for a prompt alone", _SCHEDULER
-)
+@RULES.rule("info", "`long_prefill_token_threshold` before 0.31, where a prompt alone is cut too", _SCHEDULER)
 def threshold_slows_lone_prompts(facts: StaticFacts) -> Iterator[Says]:
     """Nobody is spared anything, and the prompt is read in small steps."""
     threshold, tokens, length = facts.told.number("long_prefill_token_threshold"), facts.tokens, facts.length
