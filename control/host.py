@@ -84,6 +84,11 @@ def _sockets() -> int | None:
     return sum(found) if found else None
 
 
+def memory_total() -> int:
+    """Bytes of this machine's memory; from any thread."""
+    return int(psutil.virtual_memory().total)
+
+
 def pid_namespace() -> str:
     """Names the set of processes in which ours has its number: a container has one of its own. Empty if unknown."""
     try:

@@ -197,7 +197,10 @@ class Backend(Strict):
     model_name: ModelName | None = None
     """What the engine calls the model, if not by the model's own name."""
     limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Sequences in flight (n × prompts of each request); by default the engine's max_num_seqs plus 2, else no limit."""
+    """Sequences in flight (n × prompts of each request).
+
+    By default two more than max_num_seqs of the engine or its profile; without that, no limit.
+    """
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     """How much it can do compared to the others: with 2 it gets twice as much as one with 1."""
     tier: Annotated[int, Field(ge=1, le=9)] = 1

@@ -15,7 +15,7 @@ from control.fleet.host_checks import on_host, volumes
 from control.fleet.load import LoadedFleet, load
 from control.fleet.resolve import resolve_backends
 from control.fleet.schema import Engine
-from control.host import read_host
+from control.host import memory_total
 from control.tuning.architecture import Architecture, read
 from control.tuning.cards import CARDS, Card
 from control.tuning.model_files import quantized_elsewhere, read_config, read_weights
@@ -114,7 +114,7 @@ def own_cards(loaded: LoadedFleet, name: str) -> list[Card]:
     """The cards of the model's hosts, as far as fleet.yaml says what they have."""
     model = loaded.fleet.models[name]
     if model.engine is not None and model.engine.runtime == "vllm-cpu":
-        return [Card("this CPU", "", read_host().memory_total, cpu=True)]
+        return [Card("this CPU", "", memory_total(), cpu=True)]
     names = dict.fromkeys(backend.host for backend in model.backends if backend.host)
     hosts = [(host, loaded.fleet.hosts[host].gpu_memory) for host in names]
     return [Card(host, memory.text(), int(memory)) for host, memory in hosts if memory is not None]

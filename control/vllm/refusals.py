@@ -6,6 +6,7 @@ compare both. What a release lacks or always refuses is in ``settings.py``, wron
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -183,6 +184,24 @@ _TAKE_OTHERS = ("humming", "moe_wna16", "inc", "deepseek_v4_fp8")
 _NEED_FILES = (*_FAMILIES, "compressed-tensors", "modelopt", "modelopt_fp4")
 
 
+#: ``QuantizationMethods`` of 0.32; other releases have other names, so there nothing is said.
+_METHODS_OF, _METHODS = (0, 32), (
+    "awq", "auto_awq", "fp8", "fbgemm_fp8", "fp_quant", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed",
+    "auto_gptq", "gptq", "gptq_marlin", "awq_marlin", "humming", "compressed-tensors", "experts_int8", "quark",
+    "moe_wna16", "torchao", "inc", "mxfp4", "gpt_oss_mxfp4", "deepseek_v4_fp8", "online", "fp8_per_tensor",
+    "fp8_per_block", "fp8_per_channel", "int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8",
+)  # fmt: skip
+
+
+def _unknown_quantization(facts: Told) -> Iterator[Refused]:
+    asked = facts.given.get("quantization")
+    if not isinstance(asked, str) or facts.release[:2] != _METHODS_OF or asked in _METHODS:
+        return
+    near = difflib.get_close_matches(asked, _METHODS, n=1)
+    hint = f"Did you mean {near[0]}?" if near else f"It knows {', '.join(_METHODS)}."
+    yield Refused("quantization", f"vLLM 0.32 has no method {asked}", hint)
+
+
 def _other_quantization(facts: Told) -> Iterator[Refused]:
     asked, stored = facts.given.get("quantization"), facts.model.quantization if facts.model is not None else None
     if not isinstance(asked, str) or stored is None or asked in _TAKE_OTHERS:
@@ -211,6 +230,13 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "half_precision", "`dtype: float16` for Gemma 2, Gemma 3 and GLM-4",
         "vllm/config/model.py", r"does not support float16", _half_precision,
+    ),
+    Refusal(
+        "unknown_quantization",
+        "`quantization` that the release has no method for (known of 0.32 alone)",
+        "vllm/model_executor/layers/quantization/__init__.py",
+        r"Unknown quantization method|does not match the quantization method",
+        _unknown_quantization,
     ),
     Refusal(
         "other_quantization", "`quantization` that is not how the weights are stored",

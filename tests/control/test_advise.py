@@ -69,6 +69,8 @@ SPEAKS: dict[str, tuple[StaticFacts, StaticFacts, str]] = {
         facts(LLAMA, max_model_len=9000), facts(LLAMA, max_model_len=9000, environment={
             "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}), "max_model_len: 8192"),
     "half_precision": (facts("gemma-3-4b", dtype="half"), facts(LLAMA, dtype="half"), "bfloat16"),
+    "unknown_quantization": (
+        facts(quantization="fp8_blok"), facts(quantization="fp8_blok", image="vllm/vllm-openai:v0.31.0"), "vLLM 0.32"),
     "other_quantization": (
         facts("Qwen2.5-7B-AWQ", quantization="fp8"), facts("Qwen2.5-7B-AWQ", quantization="awq_marlin"), "(awq)"),
     "wide_numbers": (facts("Qwen2.5-7B-AWQ", dtype="float32"), facts(LLAMA, dtype="float32"), "16 bits"),

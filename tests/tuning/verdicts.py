@@ -53,7 +53,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "tensor_parallel_size": (1, 2, 3, 4, 8, 9),
     "pipeline_parallel_size": (1, 2),
     "dtype": ("auto", "bfloat16", "half", "float16", "float32", "float", "int3"),
-    "quantization": ("fp8", "awq", "gptq", "compressed-tensors"),
+    "quantization": ("fp8", "awq", "gptq", "compressed-tensors", "int8"),
 }
 _EXTRA: Sequence[list[str]] = (
     *([[]] * 16), ["--enforce-eager"], ["--seed", "7"], ["--no-enable-prefix-caching"], ["--chunked-prefill"],
