@@ -22,6 +22,10 @@ STOP_FLEETS := $(if $(FLEET),$(call quoted,$(FLEET)),fleet.yaml $(if $(wildcard 
 FLEET ?= fleet.yaml
 SIGNALBOX = .venv/bin/signalbox --fleet $(call quoted,$(FLEET))
 PYTEST = .venv/bin/python -m pytest
+# What measures time or takes all cores runs alone. All others wait most of the time, and run two files at a time; a file's
+# tests share what their fixtures start.
+ALONE = tests/balancing tests/bench tests/front_desk tests/vllm tests/docker/test_vllm_container.py tests/web/test_browser.py
+SIDE_BY_SIDE = -n 2 --dist loadfile $(ALONE:%=--ignore=%)
 BUSTED = busted --lua=/usr/bin/luajit tests/lua
 
 help: ## this list
@@ -67,11 +71,12 @@ format: setup-test-fast ## lay out the Python code
 
 test: setup-test vllm-runtime bench-runtime lint ## everything, from nothing: lint, busted, pytest, real vLLM on CPU
 	$(BUSTED)
-	$(PYTEST) --reruns 1
+	code=0; $(PYTEST) --reruns 1 $(SIDE_BY_SIDE) || code=$$?; $(PYTEST) --reruns 1 $(ALONE) || code=$$?; exit $$code
 
 test-fast: setup-test-fast lint ## what needs no vLLM, no browser and no long start; a few minutes
 	$(BUSTED)
-	$(PYTEST) -q -m "not slow" --ignore=tests/vllm --ignore=tests/web/test_browser.py
+	$(PYTEST) -q -m "not slow" $(SIDE_BY_SIDE)
+	$(PYTEST) -q -m "not slow" $(filter-out tests/vllm tests/web/%, $(ALONE))
 
 test-openresty: setup-test-fast ## the edge's tests against another engine: EDGE_NGINX=/path/to/openresty
 	@test -n "$(EDGE_NGINX)$$(command -v openresty)" || { \
