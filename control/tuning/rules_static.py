@@ -8,7 +8,6 @@ from control.tuning.advise import Rule, Rules, Says
 from control.tuning.cards import gib
 from control.tuning.static_facts import StaticFacts
 from control.vllm.extra import complaints
-from control.vllm.flags import Version, written
 from control.vllm.refusals import REFUSALS, Refusal
 from control.vllm.settings import SettingError, words
 
@@ -17,8 +16,6 @@ RULES: Rules[StaticFacts] = Rules("static")
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 #: Below it a step of a GPU is bound by reading the weights: a larger one costs nearly the same time.
 _SMALL_STEP = 1024
-#: Since then long_prefill_token_threshold leaves a prompt alone that runs alone.
-_LONE_SINCE: Version = (0, 31, 0)
 
 
 def _refusal(refusal: Refusal) -> Rule[StaticFacts]:
@@ -71,13 +68,12 @@ def prefill_beside_decodes(facts: StaticFacts) -> Iterator[Says]:
     for prompt in facts.expected.prompts or (length,):
         rest = tokens - sequences
         own = rest + 1  # the prompt's own sequence is one of all
-        cut = facts.told.number("long_prefill_token_threshold") or tokens
-        alone = tokens if facts.told.release >= _LONE_SINCE else min(tokens, cut)
+        cut = facts.told.number("long_prefill_token_threshold") or own
         capped = f" (it gets {cut:,} of each: long_prefill_token_threshold)" if cut < min(own, prompt) else ""
         yield Says(
             f"A step has {tokens:,} tokens; when all {sequences:,} sequences decode they take one each, and "
             f"{rest:,} are left for prompts. The first token of a prompt of {prompt:,} comes after "
-            f"{_steps(prompt, alone)} when it is alone, after {_steps(prompt, min(own, cut))} "
+            f"{_steps(prompt, tokens)} when it is alone, after {_steps(prompt, min(own, cut))} "
             f"beside all the others{capped}.",
             "More max_num_batched_tokens: fewer, longer steps; every running answer waits for each of them.",
         )
@@ -174,20 +170,6 @@ def threshold_without_effect(facts: StaticFacts) -> Iterator[Says]:
     yield Says(
         f"long_prefill_token_threshold {threshold:,} is no less than a step ({tokens:,} tokens), so it never cuts.",
         f"Below the step, such as {max(1, tokens // 4)}; or remove it.",
-    )
-
-
-@RULES.rule("info", "`long_prefill_token_threshold` before 0.31, where a prompt alone is cut too", _SCHEDULER)
-def threshold_slows_lone_prompts(facts: StaticFacts) -> Iterator[Says]:
-    """Nobody is spared anything, and the prompt is read in small steps."""
-    threshold, tokens, length = facts.told.number("long_prefill_token_threshold"), facts.tokens, facts.length
-    longest = max(facts.expected.prompts, default=length or 0)
-    if threshold is None or tokens is None or facts.told.release >= _LONE_SINCE or threshold >= min(tokens, longest):
-        return
-    yield Says(
-        f"vLLM {written(facts.told.release)} gives a long prompt {threshold:,} tokens of a step even when nobody else "
-        f"runs: one of {longest:,} takes {_steps(longest, threshold)} in place of {-(-longest // tokens):,}.",
-        f"vLLM {written(_LONE_SINCE)} or later; or a larger long_prefill_token_threshold.",
     )
 
 

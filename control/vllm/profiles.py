@@ -49,8 +49,7 @@ PROFILES: Mapping[Name, Profile] = {
         "fourth of a step, so a short question fits in beside it, and answers wait less for each step. 32 sequences "
         "leave each about 1,000 tokens of KV cache with Llama 3 8B on a 24 GB card.",
         "models of 7 to 8 billion parameters in 16 bits on 24 GB",
-        "From 70 GiB on steps are several times faster: max_num_batched_tokens: 8192, max_num_seqs: 128. Before "
-        "vLLM 0.31 the 512 also hold for a prompt that is alone.",
+        "From 70 GiB on steps are several times faster: max_num_batched_tokens: 8192, max_num_seqs: 128.",
     ),
     "chat": Profile(
         _settings(1024, 64),
@@ -67,8 +66,7 @@ PROFILES: Mapping[Name, Profile] = {
         "the KV cache. 2,048: two documents are read side by side, and the second need not wait for the first. 16 "
         "long sequences are what a KV cache holds.",
         "documents of 4,000 tokens and more, on 24 to 48 GB",
-        "From 70 GiB on: max_num_batched_tokens: 8192, long_prefill_token_threshold: 4096, max_num_seqs: 64. Before "
-        "vLLM 0.31 the 2,048 also hold for a document that is alone.",
+        "From 70 GiB on: max_num_batched_tokens: 8192, long_prefill_token_threshold: 4096, max_num_seqs: 64.",
     ),
     "throughput": Profile(
         _settings(8192, 256),

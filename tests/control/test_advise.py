@@ -104,8 +104,6 @@ SPEAKS: dict[str, tuple[StaticFacts, StaticFacts, str]] = {
     "threshold_without_effect": (
         facts(max_num_batched_tokens=2048, long_prefill_token_threshold=2048),
         facts(max_num_batched_tokens=2048, long_prefill_token_threshold=512), "such as 512"),
-    "threshold_slows_lone_prompts": (
-        facts(DEEPSEEK, profile="mixed", image="vllm/vllm-openai:v0.30.1"), facts(DEEPSEEK, profile="mixed"), "8 "),
     "prefix_routing_for_nothing": (
         facts(prefix_caching=False, around=TWO), facts(prefix_caching=True, around=TWO), "least_loaded"),
     "no_limit": (facts(LLAMA, around=Surroundings((None,))), facts(LLAMA, max_num_seqs=16), "256"),

@@ -23,6 +23,7 @@ from control.paths import StatePaths
 from tests.docker.conftest import IMAGE, Place
 from tests.support.dockerd import Dockerd, volumes
 from tests.support.fleet_yaml import fleet_of
+from tests.support.net import wait_until
 
 pytestmark = pytest.mark.slow  # a Docker Engine of its own: not for make test-fast
 
@@ -37,9 +38,12 @@ def over_tls(dockerd: Dockerd, place: Place, ca: Path) -> None:
 
 
 def test_over_tls(dockerd: Dockerd, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.fleet["models"]["m"]["backends"].pop()
     over_tls(dockerd, place, dockerd.folder / "ca.pem")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(dockerd.folder / "server.pem"))  # which says nothing of this host
-    assert "start    m-1 on box: it has no container" in place.call("diff", code=1)
+    assert "m-1: ready: serving" in place.call("up") and place.ask() == 200
+    wait_until("the control plane to see it", lambda: place.page()["m-1"].get("state") == "ready", 10)
+    assert "1 of 1 containers stay as they are" in place.call("up")
     host = DockerHost("box", load(place.folder / "fleet.yaml"), "f")
     assert host.see({IMAGE}).images[IMAGE].startswith("sha256:")
     host.close()

@@ -87,7 +87,7 @@ def test_a_cache_that_is_shared_takes_more(engine: ScriptedEngine) -> None:
     with Edge(fleet(engine)) as edge:
         small_cache(edge, engine, usage=0.1)
         clients = []
-        for _ in range(12):
+        for _ in range(6):  # two fit at first
             clients.append(stream(edge))
             # The edge learns from what it reads while they run.
             wait_until("it to start", lambda: engine.started() == len(clients), 10)
