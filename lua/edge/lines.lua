@@ -136,7 +136,6 @@ function _M.join(state, counted, class, deadline)
     local waiter = {
         line = line,
         list = list,
-        class = counted.classes[class],
         tag = tag,
         number = number or count(line.last, 1) or 0,
         finish = finish,
@@ -168,11 +167,7 @@ function _M.leave(state, served)
     state.ticket = false
     state.waited = state.waited + max(0, now() - waiter.since)
     local line, list = waiter.line, waiter.list
-    slots.release(waiter.counted, 1)
-    slots.release(waiter.class, 1)
-    if waiter.share then
-        slots.release(waiter.share, 1)
-    end
+    places.leave(waiter.counted, list.number, waiter.share)
     if served then
         if waiter.tag > (dict:get(list.virtual) or 0) then
             set(list.virtual, waiter.tag)

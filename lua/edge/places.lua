@@ -1,10 +1,11 @@
 -- Places of those that wait: how many requests of a model (or of one of its pools) may, and how many of one
 -- key. Where several edges share a Redis the places are those of all edges together, lent like slots: an
--- edge asks for more only when all that it was lent are taken. A key's part of them is counted here alone.
+-- edge asks for more only when all that it was lent are taken. So is a key's part of them (place_shares.lua).
 
 local fair = require "edge.fair"
 local leases = require "edge.leases"
 local lending = require "edge.lending"
+local place_shares = require "edge.place_shares"
 local redis = require "edge.redis"
 local slots = require "edge.slots"
 
@@ -25,16 +26,27 @@ function _M.share_of(counted, key)
 end
 
 
--- nil and why when there is surely no place among those `counted`. Does not yield.
-function _M.room(counted, share)
+-- nil and why when there is surely no place among those `counted`. `own` and `all`: how many of the key, and
+-- in all, wait in other edges.
+local function fits(counted, share, own, all)
     local waiting = slots.in_flight(counted)
-    if share and not fair.may_join(slots.in_flight(share), waiting, counted.limit) then
+    if share and not fair.may_join(slots.in_flight(share) + own, waiting + all, counted.limit) then
         return nil, "share"
     end
     if waiting >= counted.limit or (counted.full_until or 0) > now() then
         return nil, "crowded"
     end
     return true
+end
+
+
+-- The same, of all edges together. May yield.
+function _M.room(counted, share)
+    local ok, why = fits(counted, share, 0, 0)
+    if ok and share and redis.options() then
+        ok, why = fits(counted, share, place_shares.elsewhere(share, counted))
+    end
+    return ok, why
 end
 
 
@@ -60,9 +72,18 @@ local function take_lent(counted)
 end
 
 
+-- Other edges shall know.
+local function tell(counted, share)
+    if share and redis.options() then
+        place_shares.changed(share)
+        place_shares.changed(counted)
+    end
+end
+
+
 -- A place among those `counted`, or nil and why there is none. May yield, but not once it has one.
 function _M.take(counted, class, share)
-    local ok, why = _M.room(counted, share)
+    local ok, why = fits(counted, share, 0, 0)
     if not ok then
         return nil, why
     end
@@ -78,7 +99,19 @@ function _M.take(counted, class, share)
         slots.force(share, 1)
     end
     slots.force(counted.classes[class], 1)
+    tell(counted, share)
     return true
+end
+
+
+-- Gives back what take has taken. Does not yield.
+function _M.leave(counted, class, share)
+    slots.release(counted, 1)
+    slots.release(counted.classes[class], 1)
+    if share then
+        slots.release(share, 1)
+    end
+    tell(counted, share)
 end
 
 

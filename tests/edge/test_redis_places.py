@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 
 from control.edge.render import Sources
 from tests.edge.test_redis_slots import edges, fleet, holders, kill_all
-from tests.support.client import chat, check_error
+from tests.support.client import CHAT, chat, check_error
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
+from tests.support.keyed import bearer, keyed
 from tests.support.net import REPOSITORY, free_port, wait_until
 from tests.support.queueing import queue_length, send
 from tests.support.raw import RawClient
@@ -78,6 +80,50 @@ def test_so_many_wait_in_all_edges_together(redis: Redis, engine: ScriptedEngine
         check_error(one.chat(chat("alpha"), new_connection=True), 429, "queue_full")
         for client in (held, *more):
             client.close()
+
+
+def test_a_key_has_one_part_of_the_places_of_all_edges(redis: Redis, engine: ScriptedEngine) -> None:
+    """Alone it may fill a line of 12 up to nine: they are nine in both edges, not nine in each."""
+    content = fleet(redis, engine, 1, queue={"max_waiting": 12})
+
+    def waiting() -> int:
+        return queue_length(one) + queue_length(other)
+
+    def ask(edge: Edge, key: str) -> RawClient:
+        client = edge.raw()
+        client.request(CHAT, chat("alpha", stream=True, tokens=100_000, delay_ms=50), headers=bearer(key))
+        return client
+
+    with keyed(content, a={}, b={}) as one, keyed(content, a={}, b={}) as other:
+        for edge in (one, other):
+            wait_until("both edges to be seen", lambda edge=edge: edge.state()["state"]["edges"] == 2)  # type: ignore[misc]
+        clients = [ask(one, "a")]
+        assert clients[0].head().status == 200
+        for number in range(9):
+            clients.append(ask((one, other)[number % 2], "a"))
+            wait_until("it to wait", lambda number=number: waiting() == number + 1)  # type: ignore[misc]
+        time.sleep(0.05)  # a count is told some milliseconds after it has changed
+        for edge in (one, other):
+            answer = edge.chat(chat("alpha"), new_connection=True, headers=bearer("a"))
+            check_error(answer, 429, "queue_full")
+            assert "key" in answer.json()["error"]["message"]
+        # Another key finds a place; one that leaves in the one edge makes room in the other.
+        clients.append(ask(other, "b"))
+        wait_until("the other key to wait", lambda: waiting() == 10)
+        for client in (clients.pop(1), clients.pop(2)):
+            client.close()
+        wait_until("them to be gone", lambda: waiting() == 8)
+        time.sleep(0.05)
+        clients.append(ask(other, "a"))
+        wait_until("a place", lambda: waiting() == 9)
+        # What a dead edge had would be forgotten.
+        told = redis.names("signalbox:share/*")
+        assert len(told) == 3 and all(0 < redis.call("PTTL", name) <= 10_000 for name in told)
+        for client in clients:
+            client.close()
+        for edge in (one, other):
+            edge.idle()
+        wait_until("their counts to be gone", lambda: not redis.names("signalbox:share/*"))
 
 
 @pytest.fixture
