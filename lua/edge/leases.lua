@@ -229,6 +229,18 @@ function _M.return_unused(counted)
 end
 
 
+-- The same for all backends that could take a request: others are before it.
+function _M.return_all(state)
+    local scope = rules.scope(state.model, state.rule)
+    for i = 1, scope and scope.ready_count or 0 do
+        local backend = scope.ready[i]
+        if backend.lease_key and lending.has_unused(backend.count_id) then
+            _M.return_unused(backend)
+        end
+    end
+end
+
+
 -- Some is free of what this edge was short of. It is for whoever is first.
 local function ask_again(id)
     local model = lease_table.model_of(id)

@@ -25,7 +25,9 @@ local CLASSES = fair.CLASSES
 local log = ngx.log
 local now = ngx.now
 local ERR = ngx.ERR
+local huge = math.huge
 local insert = table.insert
+local ipairs = ipairs
 local max = math.max
 local next, pairs = next, pairs
 local remove = table.remove
@@ -35,6 +37,8 @@ local dict = ngx.shared.edge_queue
 
 -- Where a key's tickets end is forgotten after so many quiet seconds.
 local FORGET = 600
+-- With so many slots the order between edges has some slack (firsts.lua): as many are under way at once.
+local SLACK = 8
 
 
 local _M = {}
@@ -58,6 +62,16 @@ local function count(key, value)
 end
 
 
+-- How many sequences the backends of a model take together.
+local function capacity(model)
+    local sum = 0
+    for _, backend in ipairs(model.backends) do
+        sum = sum + (backend.limit or huge)
+    end
+    return sum
+end
+
+
 local function line_of(state)
     local id = state.model.id
     local lines = lines_cache[id]
@@ -69,15 +83,19 @@ local function line_of(state)
     local line = lines[name]
     if not line then
         line = line_table.build(id, name, redis.options() ~= nil)
+        line.slack = capacity(state.model) >= SLACK
         lines[name] = line
     end
     return line
 end
 
 
-local function show(line, list)
-    firsts.show(list)
-    order.changed(line)
+-- Another ticket stands at a place of a list.
+local function show(line, list, place)
+    if place == 1 then
+        firsts.show(list)
+    end
+    order.changed(line, place)
 end
 
 
@@ -152,9 +170,7 @@ function _M.join(state, counted, class, deadline)
     }
     local place = place_in(list, waiter)
     insert(list, place, waiter)
-    if place == 1 then
-        show(line, list)
-    end
+    show(line, list, place)
     state.ticket = waiter
     state.place = slots.in_flight(counted)
     return waiter
@@ -181,8 +197,8 @@ function _M.leave(state, served)
     end
     local place = place_in(list, waiter)
     remove(list, place)
+    show(line, list, place)
     if place == 1 then
-        show(line, list)
         wake(list)
     end
     -- Only now: who looks because of it must see who is first after this one.

@@ -42,9 +42,9 @@ function _M.ticket(line, list, finish, span, keep)
 end
 
 
--- Another ticket is the first of a class in this worker, or none.
-function _M.changed(line)
-    if redis.options() then
+-- Another ticket of this worker stands at a place of a class, or none.
+function _M.changed(line, place)
+    if place <= news.DEPTH and redis.options() then
         sync.changed(line)
     end
 end

@@ -8,10 +8,14 @@ local fair = require "edge.fair"
 local firsts = require "edge.firsts"
 local line_table = require "edge.line_table"
 
+local concat = table.concat
 local count = counter.add
+local format = string.format
 local gmatch = string.gmatch
 local match = string.match
+local now = ngx.now
 local pairs = pairs
+local sub = string.sub
 local tonumber = tonumber
 
 local dict = ngx.shared.edge_queue
@@ -21,12 +25,14 @@ local CLASSES = fair.CLASSES
 -- microseconds) they are not late: another Redis answers, whose clock is behind.
 local CLOCK = 200000
 -- What is told of a line, and the line's name.
-local NEWS = "^=(" .. ("%S+ "):rep(5 + 2 * CLASSES) .. ")(.+)$"
+local NEWS = "^=(" .. ("%S+ "):rep(5 + 4 * CLASSES) .. ")(.+)$"
 
 
 local _M = {
     -- Seconds that a ticket counts once shown: a worker that is late must not lose its place.
     SHOWN = 0.4,
+    -- So many tickets of each class are shown.
+    DEPTH = 3,
 }
 
 local SHOWN = _M.SHOWN
@@ -39,41 +45,44 @@ function _M.watch(lines)
 end
 
 
--- Notes what other edges show of a class. Whether that is new.
-local function note_others(list, tag, number)
-    local known, known_number = dict:get(list.others)
-    if tag then
-        dict:safe_set(list.others, tag, SHOWN, number)
-
-    elseif known then
+-- Notes what other edges show of a class, as firsts.lua reads it: their first ticket, since when it is that,
+-- and their third one. Whether that is new.
+local function note_others(list, shown)
+    local known = dict:get(list.others)
+    if match(shown, "^%-") then
         dict:delete(list.others)
+        return known ~= nil
     end
-    return tag ~= known or tag ~= nil and number ~= known_number
+    local first = match(shown, "^%S+ %S+")
+    local same = known and sub(known, 1, #first + 1) == first .. " "
+    local since = same and match(known, "^%S+ %S+ (%S+)") or format("%.3f", now())
+    local words = first .. " " .. since .. sub(shown, #first + 1)
+    dict:safe_set(list.others, words, SHOWN)
+    return words ~= known
 end
 
 
--- What Redis says of a line: its clock, the turn, the tags served last, tag and number of the first tickets
--- of other edges, or '-'. Wakes whose turn it may be.
+-- What Redis says of a line: its clock, the turn, the tags served last, and for each class tag and number of
+-- the first and the third ticket of other edges, or '-'. Wakes whose turn it may be.
 function _M.learn(line, text)
     local words, n = {}, 0
     for word in gmatch(text, "%S+") do
         n = n + 1
-        words[n] = tonumber(word) or false
+        words[n] = word
     end
-    local stamp, seen = words[1], dict:get(line.seen) or 0
+    local stamp, seen = tonumber(words[1]), dict:get(line.seen) or 0
     if stamp < seen and seen - stamp < CLOCK then
         return
     end
     dict:safe_set(line.seen, stamp, CLOCK / 1000000)
-    dict:safe_set(line.turn, words[2])
+    dict:safe_set(line.turn, tonumber(words[2]))
     local news = false
     for class = 1, CLASSES do
-        local list, served = line[class], words[2 + class]
+        local list, served = line[class], tonumber(words[2 + class])
         if served > (dict:get(list.virtual) or 0) then
             dict:safe_set(list.virtual, served)
         end
-        local tag, number = words[4 + 2 * class] or nil, words[5 + 2 * class] or nil
-        news = note_others(list, tag, number) or news
+        news = note_others(list, concat(words, " ", 2 + 4 * class, 5 + 4 * class)) or news
     end
     if news then
         count(dict, line.changed, 1)

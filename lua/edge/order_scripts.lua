@@ -27,10 +27,10 @@ return { string.format('%.14g', tag), ends, number }
 -- KEYS: five for each line: the first tickets of all workers of all edges, the turn, the tags served last
 -- in each class. ARGV: this edge; this worker; milliseconds that its tickets count; how long the rest is kept
 -- (s); what the lists of news begin with; then six for each line: its name, this worker's first tickets (tag
--- and number for each class, '-' for none) or nothing, how many were served, the tags served last.
+-- and number of three for each class, '-' for none) or nothing, how many were served, the tags served last.
 -- Answers a text for each line: the clock, the turn, the tags served last, and of the first tickets of other
--- edges the first of each class, tag and number. Other edges that wait in a line that has changed get the
--- same as they see it, with the name of the line, as news.
+-- edges the first and the third of each class, tag and number. Other edges that wait in a line that has
+-- changed get the same as they see it, with the name of the line, as news.
 _M.sync = redis.script([=[
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -62,21 +62,25 @@ local function shown(hash)
     end
     return found
 end
+local function before(one, other)
+    return one[1] < other[1] or one[1] == other[1] and one[2] < other[2]
+end
 local function others(found, edge)
-    local first = {}
+    local text = {}
     for class = 1, 3 do
-        local least, least_number, text = nil, nil, ' - -'
+        local all = {}
         for _, words in ipairs(found) do
-            local tag, number = tonumber(words[2 * class]), tonumber(words[2 * class + 1])
-            if words.edge ~= edge and tag
-                    and (not least or tag < least or tag == least and number < least_number) then
-                least, least_number = tag, number
-                text = ' ' .. words[2 * class] .. ' ' .. words[2 * class + 1]
+            for k = 6 * class - 4, words.edge ~= edge and 6 * class or 0, 2 do
+                if words[k] ~= '-' then
+                    local pair = words[k] .. ' ' .. words[k + 1]
+                    all[#all + 1] = { tonumber(words[k]), tonumber(words[k + 1]), pair }
+                end
             end
         end
-        first[class] = text
+        table.sort(all, before)
+        text[class] = ' ' .. (all[1] and all[1][3] or '- -') .. ' ' .. (all[3] and all[3][3] or '- -')
     end
-    return table.concat(first)
+    return table.concat(text)
 end
 local function tell(found, line, name)
     local told = { [ARGV[1]] = true }

@@ -20,7 +20,7 @@ local timer_at = ngx.timer.at
 local worker_pid = ngx.worker.pid
 local ERR = ngx.ERR
 
-local CLASSES = fair.CLASSES
+local CLASSES, DEPTH = fair.CLASSES, news.DEPTH
 -- Seconds between two exchanges at least: while requests wait in other edges too, and while none do; what
 -- changes in between is told at once. At most. And while Redis does not answer.
 local PAUSE, LONE_PAUSE, BEAT, AWAY = 0.003, 0.04, 0.08, 0.05
@@ -61,9 +61,11 @@ end
 local function shown(line)
     local words, some = {}, false
     for class = 1, CLASSES do
-        local waiter = line[class][1]
-        words[class] = waiter and format("%.14g %d", waiter.tag, waiter.number) or "- -"
-        some = some or waiter ~= nil
+        for place = 1, DEPTH do
+            local waiter = line[class][place]
+            words[#words + 1] = waiter and format("%.14g %d", waiter.tag, waiter.number) or "- -"
+            some = some or waiter ~= nil
+        end
     end
     return some and concat(words, " ") or ""
 end

@@ -100,6 +100,9 @@ local function ask(state, waiter)
     waiter.freed, waiter.turn, waiter.ask_at = freed, turn, time + ASK_ANYWAY
     waiter.poll = pace.poll(line.model)
     if firsts.front(line) ~= waiter then
+        if order.pressed(line.model) and firsts.is_elsewhere(line) then
+            leases.return_all(state)
+        end
         return nil, "full"
     end
     return try(state)
