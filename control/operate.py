@@ -14,14 +14,18 @@ from control.engines.local import Supervisor
 from control.errors import ControlError, SignalboxError
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, resolve_backends
+from control.keys import store
+from control.keys.effect import effect
 from control.paths import StatePaths
 from control.up import logs
-from control.web.actions import EngineAction
+from control.web.actions import EngineAction, KeyAction
 from control.web.jobs import Job, Jobs
 
 #: The command that does it to a container.
 _COMMANDS: Mapping[EngineAction, str] = {"start": "up", "stop": "down", "restart": "restart"}
 _LOG_BYTES = 1024 * 1024
+#: Seconds that the secret before a rotation still lets in.
+GRACE = 86_400
 
 
 class Operator:
@@ -61,6 +65,23 @@ class Operator:
             return f"`signalbox {_COMMANDS[action]} {backend}` runs."
         self._supervisor.by_hand(backend, action)
         return f"{backend}: {action} asked for; requests that run there may finish."
+
+    def create_key(self, name: str, wishes: Mapping[str, Any]) -> tuple[str, str]:
+        """Make an API key as ``wishes`` (fields of ``store.Wishes``) say; its secret, and what came of it."""
+        loaded = self._loaded()
+        secret, found = store.create(loaded, name, store.Wishes(**wishes))
+        return secret, effect(loaded, found)
+
+    def change_key(self, name: str, action: KeyAction) -> tuple[str | None, str]:
+        """Enable, disable, revoke or rotate a key; the new secret of a rotated one, and what came of it."""
+        loaded, secret = self._loaded(), None
+        if action == "rotate":
+            secret, found = store.rotate(loaded, name, GRACE)
+        elif action == "revoke":
+            found = store.revoke(loaded, name)
+        else:
+            found = store.set_enabled(loaded, name, action == "enable")
+        return secret, effect(loaded, found)
 
     def container_log(self, backend: str, lines: int) -> bytes | None:
         """The end of a container's output; None for an engine without one, whose log is a file."""

@@ -97,7 +97,7 @@ class Page:
         self._loaded = loaded
         self._paths = paths
         self._edge = EdgeSource(loaded.fleet.edge.admin, paths)
-        self._standing = Certificates(loaded)
+        self._standing = Certificates(loaded, paths.reload_refused)
 
     def view(
         self,

@@ -33,6 +33,11 @@ class StatePaths:
         return self.edge / "last"
 
     @property
+    def reload_refused(self) -> Path:
+        """Why the last reload was refused; not there after one that was not."""
+        return self.edge / "refused"
+
+    @property
     def keys_json(self) -> Path:
         """What the edge is told of API keys: hashes, mode 0600. Never put back with ``last``."""
         return self.conf / "keys.json"

@@ -49,6 +49,7 @@ from control.tunnels.supervisor import Tunnels
 from control.web.app import create_app
 from control.web.engine_logs import EngineLogs
 from control.web.jobs import Jobs
+from control.web.keys import KeyBook
 from control.web.logins import read_logins
 
 log = logging.getLogger(__name__)
@@ -234,7 +235,7 @@ class Daemon:
         operator = Operator(lambda: self._loaded, paths, self._supervisor, jobs)
         logs = EngineLogs(paths.engine, operator.container_log)
         self._server = create_server(
-            create_app(self._view, self._page.settings(LISTENERS), operator, logs),
+            create_app(self._view, self._page.settings(LISTENERS), operator, logs, KeyBook(lambda: self._loaded).read),
             sockets=[listener],
             threads=THREADS,
             channel_request_lookahead=1,  # so that a stream notices that its reader left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -18,7 +19,7 @@ from control.edge.process import CONF, NEXT_CONF, EdgeProcess, Ending
 from control.edge.render import Rendered
 from control.edge.site import Site, client, locked
 from control.edge.snapshot import encode
-from control.errors import EdgeError
+from control.errors import EdgeError, SignalboxError
 from control.keys.entries import Entries
 from control.paths import StatePaths
 
@@ -156,9 +157,15 @@ def reload(site: Site) -> Result:
             raise EdgeError("the edge is not running", "Start it with `signalbox start`.")
         edge = client(site.paths)
         try:
-            return _reload(site, edge)
+            result = _reload(site, edge)
+        except SignalboxError as error:
+            with contextlib.suppress(EdgeError):  # a full disk may be the very reason
+                files.write(site.paths.reload_refused, error.message + "\n")
+            raise
         finally:
             edge.close()
+        site.paths.reload_refused.unlink(missing_ok=True)
+        return result
 
 
 def _reload(site: Site, edge: AdminClient) -> Result:

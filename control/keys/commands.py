@@ -145,28 +145,15 @@ def _loaded(settings: Any) -> LoadedFleet:
 
 
 def _effect(loaded: LoadedFleet, found: LoadedKeys) -> str:
-    """When the change counts: at once at a running edge that asks for keys; else what to do for it."""
-    from control.edge.keys import tell_running
-    from control.edge.site import state_paths
-    from control.sharing.publish import publish
+    from control.keys.effect import effect
 
-    paths = state_paths(loaded)
-    return _advice(loaded) or "\n".join([tell_running(paths, found), *publish(loaded, paths, keys_only=True)])
+    return effect(loaded, found)
 
 
 def _advice(loaded: LoadedFleet) -> str:
-    """Which line fleet.yaml lacks; empty when it asks for keys."""
-    from control.keys import store
-    from control.keys.load import keys_file
+    from control.keys.effect import advice
 
-    if keys_file(loaded) is not None:
-        return ""
-    line = f"keys: {store.DEFAULT_NAME}"
-    if loaded.fleet.edge.keys is None:
-        where = f"Add the line '{line}' below 'edge:' in {loaded.path}"
-    else:
-        where = f"Write '{line}' in place of 'keys: none' ({loaded.path}:{loaded.line('edge', 'keys')})"
-    return f"The fleet does not ask for keys. {where}, then run `signalbox reload`."
+    return advice(loaded)
 
 
 def _say(text: str) -> None:

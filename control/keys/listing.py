@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Literal
 
 from control.keys.schema import Key
 
@@ -27,21 +28,27 @@ def _row(name: str, key: Key, now: float) -> tuple[str, ...]:
         key.priority,
         str(key.weight),
         key.expires.text() if key.expires else "never",
-        _limits(key),
+        limits_text(key),
     )
 
 
 def _state(key: Key, now: float) -> str:
+    state = state_of(key, now)
+    if state == "rotated" and key.previous is not None:
+        return f"active (old one until {key.previous.until.text()})"
+    return state
+
+
+def state_of(key: Key, now: float) -> Literal["active", "rotated", "disabled", "expired"]:
+    """Whether a key lets in at the moment ``now`` (Unix seconds); ``rotated``: so does the secret before."""
     if not key.enabled:
         return "disabled"
     if key.expires is not None and now >= key.expires:
         return "expired"
-    if key.previous is not None and now < key.previous.until:
-        return f"active (old one until {key.previous.until.text()})"
-    return "active"
+    return "rotated" if key.previous is not None and now < key.previous.until else "active"
 
 
-def _limits(key: Key) -> str:
+def limits_text(key: Key) -> str:
     """``requests_per_minute=60 big.concurrent=2``."""
     content = key.limits.model_dump(exclude_none=True)
     models = content.pop("models")

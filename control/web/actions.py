@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, get_args
 
 from flask import Blueprint, abort, flash, g, jsonify, redirect, request
 from werkzeug.wrappers import Response
@@ -16,6 +16,8 @@ from control.web.poller import FleetView
 
 EngineAction = Literal["start", "stop", "restart"]
 ENGINE_ACTIONS: tuple[EngineAction, ...] = get_args(EngineAction)
+KeyAction = Literal["enable", "disable", "rotate", "revoke"]
+KEY_ACTIONS: tuple[KeyAction, ...] = get_args(KeyAction)
 #: Everything that can be done to a backend.
 BACKEND_ACTIONS = ("drain", "resume", *ENGINE_ACTIONS)
 
@@ -27,6 +29,8 @@ class Operator(Protocol):
     def resume(self, backend: str) -> str: ...
     def cancel(self, request: str) -> str: ...
     def engine(self, backend: str, action: EngineAction, done: Callable[[Job], None]) -> str: ...
+    def create_key(self, name: str, wishes: Mapping[str, Any]) -> tuple[str, str]: ...
+    def change_key(self, name: str, action: KeyAction) -> tuple[str | None, str]: ...
 
 
 class Actions:
@@ -54,6 +58,31 @@ class Actions:
     def cancel(self, id_: str) -> str:
         """End a running request. Raises SignalboxError when there is none."""
         return self._noted("cancel", id_, lambda: self._operator.cancel(id_))
+
+    def create_key(self, name: str, wishes: Mapping[str, Any]) -> tuple[str, str]:
+        """Make an API key; its secret, which stands nowhere else. Raises SignalboxError when it was refused."""
+        secrets: list[str] = []
+
+        def make() -> str:
+            secret, told = self._operator.create_key(name, wishes)
+            secrets.append(secret)
+            return told
+
+        told = self._noted("create key", name, make)
+        return secrets[0], told
+
+    def change_key(self, name: str, action: str) -> tuple[str | None, str]:
+        """One of KEY_ACTIONS. Raises SignalboxError when it was refused."""
+        wanted = next(one for one in KEY_ACTIONS if one == action)
+        secrets: list[str | None] = []
+
+        def change() -> str:
+            secret, told = self._operator.change_key(name, wanted)
+            secrets.append(secret)
+            return told
+
+        told = self._noted(f"{action} key", name, change)
+        return secrets[0], told
 
     def _noted(self, what: str, target: str, do: Callable[[], str]) -> str:
         who, client = g.who, request.remote_addr or ""
@@ -86,7 +115,7 @@ def blueprint(actions: Actions, fleet: FleetView) -> Blueprint:
 
     @pages.post("/backends/<id_>/<action>")
     def backend(id_: str, action: str) -> Response:
-        _known(action)
+        known(action, BACKEND_ACTIONS)
         return returned(lambda: actions.backend(id_, action))
 
     @pages.post("/requests/<id_>/cancel")
@@ -95,7 +124,7 @@ def blueprint(actions: Actions, fleet: FleetView) -> Blueprint:
 
     @pages.post("/api/backends/<id_>/<action>")
     def api_backend(id_: str, action: str) -> Response | tuple[Response, int]:
-        _known(action)
+        known(action, BACKEND_ACTIONS)
         return told(lambda: actions.backend(id_, action))
 
     @pages.delete("/api/requests/<id_>")
@@ -105,6 +134,7 @@ def blueprint(actions: Actions, fleet: FleetView) -> Blueprint:
     return pages
 
 
-def _known(action: str) -> None:
-    if action not in BACKEND_ACTIONS:
+def known(action: str, actions: tuple[str, ...]) -> None:
+    """Anything else is no address of ours."""
+    if action not in actions:
         abort(404)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 
 from flask import Blueprint, Response, abort, jsonify, request
 
 from control.engines.samples import Sample
 from control.web.engine_logs import MOST_LINES, EngineLogs, LogEnd
 from control.web.history import BIN, BackendPoint
+from control.web.keys import KeysAnswer
 from control.web.openapi import document
 from control.web.poller import FleetView
-from control.web.recent import Finished
+from control.web.recent import Finished, Used
 from control.web.running import Running
 from control.web.traffic import Traffic
 from control.web.troubles import Trouble
@@ -52,6 +53,13 @@ class RequestsAnswer:
 
 
 @dataclass(frozen=True)
+class KeysListing(KeysAnswer):
+    """``used``: what each key took in the last hour."""
+
+    used: Mapping[str, Used] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SamplesAnswer:
     """What an engine used of its machine in the last hour, the oldest look first."""
 
@@ -65,10 +73,11 @@ ANSWERS = {
     "log": LogEnd,
     "samples": SamplesAnswer,
     "requests": RequestsAnswer,
+    "keys": KeysListing,
 }
 
 
-def blueprint(fleet: FleetView, logs: EngineLogs) -> Blueprint:
+def blueprint(fleet: FleetView, logs: EngineLogs, keys: Callable[[float], KeysAnswer]) -> Blueprint:
     """The routes that read; actions.py has those that act."""
     api = Blueprint("api", __name__, url_prefix="/api")
 
@@ -106,6 +115,12 @@ def blueprint(fleet: FleetView, logs: EngineLogs) -> Blueprint:
     def requests() -> Response:
         now = fleet.with_requests()
         return jsonify(asdict(RequestsAnswer(now.taken, now.running, now.finished)))
+
+    @api.get("/keys", endpoint="keys")
+    def all_keys() -> Response:
+        now = fleet.snapshot
+        told = keys(now.taken)
+        return jsonify(asdict(KeysListing(told.keys, told.advice, told.problem, now.keys_used)))
 
     @api.get("/openapi.json")
     def openapi() -> Response:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flask import Flask, Response, request
 from jinja2 import StrictUndefined
 
 from control.errors import ControlError
-from control.web import actions, api, pages
-from control.web.actions import Actions, EngineAction, Operator
+from control.web import actions, api, key_actions, pages
+from control.web.actions import Actions, EngineAction, KeyAction, Operator
 from control.web.audit import Audit
 from control.web.engine_logs import EngineLogs
 from control.web.jobs import Job
+from control.web.keys import KeysAnswer
 from control.web.live import Listeners
 from control.web.login import Guard, protect
 from control.web.pages import Shown
@@ -39,6 +41,12 @@ class _Nobody:
     def engine(self, backend: str, action: EngineAction, done: Callable[[Job], None]) -> str:
         raise ControlError(f"Nothing can be done with {backend} here.")
 
+    def create_key(self, name: str, wishes: Mapping[str, Any]) -> tuple[str, str]:
+        raise ControlError(f"No key {name} can be made here.")
+
+    def change_key(self, name: str, action: KeyAction) -> tuple[str | None, str]:
+        raise ControlError(f"Nothing can be done with {name} here.")
+
 
 @dataclass(frozen=True)
 class WebSettings:
@@ -55,9 +63,16 @@ class WebSettings:
 
 
 def create_app(
-    fleet: FleetView, settings: WebSettings, operator: Operator | None = None, logs: EngineLogs | None = None
+    fleet: FleetView,
+    settings: WebSettings,
+    operator: Operator | None = None,
+    logs: EngineLogs | None = None,
+    keys: Callable[[float], KeysAnswer] = lambda _now: KeysAnswer(()),
 ) -> Flask:
-    """Make the WSGI app. ``operator`` does what is asked for on the page, ``logs`` reads those of engines."""
+    """Make the WSGI app. ``operator`` does what is asked for on the page, ``logs`` reads those of engines.
+
+    ``keys`` tells the API keys at a moment (Unix seconds).
+    """
     app = Flask(__name__, static_folder="static", template_folder="templates")
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.trim_blocks = True
@@ -74,9 +89,13 @@ def create_app(
     protect(app, settings.guard, addresses, audit)
     app.after_request(with_safe_headers)
     listeners = Listeners(settings.listeners)
-    app.register_blueprint(pages.blueprint(Shown(fleet, Renderer(app.jinja_env), logs, listeners, settings.heartbeat)))
-    app.register_blueprint(api.blueprint(fleet, logs))
-    app.register_blueprint(actions.blueprint(Actions(operator or _Nobody(), audit), fleet))
+    app.register_blueprint(
+        pages.blueprint(Shown(fleet, Renderer(app.jinja_env), logs, keys, listeners, settings.heartbeat))
+    )
+    app.register_blueprint(api.blueprint(fleet, logs, keys))
+    doing = Actions(operator or _Nobody(), audit)
+    app.register_blueprint(actions.blueprint(doing, fleet))
+    app.register_blueprint(key_actions.blueprint(doing))
 
     @app.errorhandler(404)
     def _not_found(_error: Exception) -> Response:

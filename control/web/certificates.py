@@ -1,9 +1,10 @@
-"""What stands for longer than a poll: when certificates of the edge end, and a fleet.yaml that was refused."""
+"""What stands for longer than a poll: when certificates of the edge end, a fleet.yaml or a reload that was refused."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography import x509
@@ -21,7 +22,9 @@ MAX_TEXT = 1000
 class Certificates:
     """Called once a second, reads once a minute."""
 
-    def __init__(self, loaded: LoadedFleet) -> None:
+    def __init__(self, loaded: LoadedFleet, refused: Path | None = None) -> None:
+        """``refused``: where a reload of the edge that was refused leaves its reason."""
+        self._reload_refused = refused
         self._standing = Standing()
         self._read_at = float("-inf")
         self._files: dict[str, Path] = {}
@@ -32,7 +35,13 @@ class Certificates:
             self._read_at = time.monotonic()
             ends = {name: end for name, path in self._files.items() if (end := ends_at(path)) is not None}
             self._standing = Standing(ends, self._standing.refused)
-        return self._standing
+        return replace(self._standing, reload_refused=self._edge_refused())
+
+    def _edge_refused(self) -> str:
+        try:
+            return self._reload_refused.read_text(errors="replace")[:MAX_TEXT] if self._reload_refused else ""
+        except OSError:
+            return ""
 
     def reload(self, loaded: LoadedFleet) -> None:
         """Another fleet.yaml is in force."""

@@ -8,11 +8,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from control import __version__
-from control.web.actions import BACKEND_ACTIONS
+from control.fleet.schema import Limits
+from control.web.actions import BACKEND_ACTIONS, KEY_ACTIONS
 from control.web.view import HIDDEN, Snapshot
 
 _REF = "#/components/schemas/{model}"
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_NAME = {**_ID, "name": "name"}
 _ABOUT = (
     "What the page of a Signalbox control plane shows and does. Browsers come with a session; programs send the token "
     "in control/page.token (in the state folder) as a bearer token. Without `control.login` everybody on the machine "
@@ -27,9 +29,19 @@ def document(answers: Mapping[str, type]) -> dict[str, Any]:
     for hidden in HIDDEN:
         schemas["Snapshot"]["properties"].pop(hidden)
     schemas["Result"] = _object({"result": {"type": "string"}})
+    schemas["Secret"] = _object({"result": {"type": "string"}, "secret": {"type": ["string", "null"]}})
+    limits = {name: {"type": "integer", "minimum": 1} for name in Limits.model_fields}
+    more = {"models": {"type": "array", "items": {"type": "string"}}, "priority": {"enum": ["high", "normal", "low"]},
+            "weight": {"type": "integer"}, "expires": {"type": "string"}}  # fmt: skip
+    schemas["NewKey"] = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"type": "string"}, **more, **limits},
+    }
     problem = _object({"message": {"type": "string"}, "hint": {"type": "string"}})
     schemas["Error"] = _object({"error": problem})
     action = {"name": "action", "in": "path", "required": True, "schema": {"enum": list(BACKEND_ACTIONS)}}
+    change = {"name": "action", "in": "path", "required": True, "schema": {"enum": list(KEY_ACTIONS)}}
     lines = {"name": "lines", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}}
     find = {"name": "find", "in": "query", "schema": {"type": "string"}}
     paths = {
@@ -43,6 +55,13 @@ def document(answers: Mapping[str, type]) -> dict[str, Any]:
         },
         "/api/requests": {"get": _read("Requests that run, and those that ended last", refs["requests"])},
         "/api/requests/{id}": {"delete": _act("End a running request", _ID)},
+        "/api/keys": {
+            "get": _read("API keys, without secrets", refs["keys"]),
+            "post": _act("Make a key; its secret stands in this answer only", answer="Secret", body="NewKey"),
+        },
+        "/api/keys/{name}/{action}": {
+            "post": _act("Enable, disable, rotate or revoke a key", _NAME, change, answer="Secret")
+        },
         "/api/events": {
             "get": {
                 "summary": "Server-sent events for an open page: finished HTML, not for programs",
@@ -84,10 +103,11 @@ def _read(summary: str, schema: Mapping[str, Any], *parameters: Mapping[str, Any
     return {"summary": summary, "parameters": list(parameters), "responses": answers}
 
 
-def _act(summary: str, *parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _act(summary: str, *parameters: Mapping[str, Any], answer: str = "Result", body: str = "") -> dict[str, Any]:
     answers = {
-        "200": {"description": "done, or begun", "content": _json({"$ref": _REF.format(model="Result")})},
+        "200": {"description": "done, or begun", "content": _json({"$ref": _REF.format(model=answer)})},
         "401": {"description": "not the token", "content": {"text/plain": {}}},
         "409": {"description": "it could not be done", "content": _json({"$ref": _REF.format(model="Error")})},
     }
-    return {"summary": summary, "parameters": list(parameters), "responses": answers, "security": [{"token": []}]}
+    told = {"summary": summary, "parameters": list(parameters), "responses": answers, "security": [{"token": []}]}
+    return told | ({"requestBody": {"content": _json({"$ref": _REF.format(model=body)})}} if body else {})

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from flask import Blueprint, Response, abort, g, render_template, request, url_for
 
 from control.web.engine_logs import EngineLogs
+from control.web.keys import KeysAnswer
 from control.web.live import Gone, Listeners, stream
 from control.web.poller import FleetView
 from control.web.render import Renderer
@@ -17,12 +18,14 @@ from control.web.texts import LANGUAGE_COOKIE, LANGUAGES, Words, language
 from control.web.view import Snapshot
 from control.web.views.backend import Backend
 from control.web.views.backends import Backends
+from control.web.views.keys import Keys
 from control.web.views.overview import Overview
 from control.web.views.requests import Requests
 from control.web.views.view import View
 
 #: The menu: name of the view, its address.
-NAVIGATION = (("overview", "pages.overview"), ("backends", "pages.backends"), ("requests", "pages.requests"))
+NAVIGATION = (("overview", "pages.overview"), ("backends", "pages.backends"), ("requests", "pages.requests"),
+              ("keys", "pages.keys"))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Shown:
     fleet: FleetView
     renderer: Renderer
     logs: EngineLogs
+    keys: Callable[[float], KeysAnswer]
     listeners: Listeners
     heartbeat: float
 
@@ -59,6 +63,10 @@ def blueprint(shown: Shown) -> Blueprint:
     @pages.get("/requests")
     def requests() -> Response:
         return _page(shown, Requests(), shown.fleet.with_requests(), url_for("api.requests"))
+
+    @pages.get("/keys")
+    def keys() -> Response:
+        return _page(shown, Keys.of(shown.keys, request.args), shown.fleet.snapshot, url_for("api.keys"))
 
     @pages.get("/api/events")
     def events() -> Response:
@@ -93,6 +101,8 @@ def _view(shown: Shown, arguments: Mapping[str, str]) -> View | None:
         return Backends.of(arguments)
     if name == "requests":
         return Requests()
+    if name == "keys":
+        return Keys.of(shown.keys, arguments)
     id_ = arguments.get("id", "")
     if name == "backend" and shown.fleet.snapshot.backend(id_) is not None:
         return Backend.of(id_, shown.logs, arguments, fresh=False)

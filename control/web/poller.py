@@ -17,7 +17,7 @@ from control.tuning.advise import Finding
 from control.web.history import BIN, NOW, Gauges, History
 from control.web.jobs import Job
 from control.web.merge import edge_view, merge
-from control.web.recent import Recent
+from control.web.recent import Recent, Used
 from control.web.running import Running, running_of
 from control.web.traffic import read_sample
 from control.web.troubles import Standing, troubles_of
@@ -73,6 +73,7 @@ class FleetView:
         self._nginx = Processes("nginx")
         self._asked = self._answered = 0
         self._sampled = float("-inf")
+        self._used: Mapping[str, Used] = {}
         self._watched = float("-inf")
         self._thread = threading.Thread(target=self._run, name="fleet-view", daemon=True)
         self._snapshot = merge(0, time.time(), fleet, EdgeView("absent"), None, [], sources.host())
@@ -162,6 +163,7 @@ class FleetView:
             running=self._running(edge),
             finished=self._recent.newest,
             jobs=self._sources.jobs(),
+            keys_used=self._used,
             findings=tuple(self._ask("findings", self._sources.findings) or ()),
         )
         with self._changed:
@@ -173,6 +175,7 @@ class FleetView:
         """Look at the counters when it is time; the backends with what they did lately."""
         if self._sources.metrics is not None and time.monotonic() - self._sampled >= SAMPLE_EVERY:
             self._sampled = time.monotonic()
+            self._used = self._recent.used(now)
             text = self._ask("metrics", self._sources.metrics) if edge.state == "running" else None
             sample = self._ask("metrics", lambda: read_sample(text, now)) if text is not None else None
             if sample is None:

@@ -53,6 +53,14 @@ class Answers:
     tokens: float
 
 
+@dataclass(frozen=True)
+class Used:
+    """What the requests of one key took in the last hour, as far as they are remembered."""
+
+    requests: int
+    tokens: int
+
+
 def parse(line: str) -> Finished | None:
     """One line of the access log; None for what is none."""
     try:
@@ -184,3 +192,14 @@ class Recent:
             name: Answers(middle(ttft[name], 0.5), middle(ttft[name], 0.99), count / seconds)
             for name, count in tokens.items()
         }
+
+    def used(self, now: float, seconds: float = 3600.0) -> Mapping[str, Used]:
+        """What each key took in the last ``seconds``: requests that an engine got, and prompt and answer tokens."""
+        found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for request in reversed(self._all):
+            if request.at < now - seconds:
+                break
+            if request.key:
+                found[request.key][0] += 1
+                found[request.key][1] += (request.prompt_tokens or 0) + (request.completion_tokens or 0)
+        return {name: Used(*counts) for name, counts in found.items()}

@@ -31,6 +31,8 @@ class Standing:
 
     certificates: Mapping[str, float] = field(default_factory=dict)
     refused: str = ""
+    #: Why the edge's last reload was refused.
+    reload_refused: str = ""
 
 
 def troubles_of(
@@ -79,6 +81,8 @@ def _backends(backends: Sequence[BackendView]) -> Iterable[Trouble]:
 def _standing(standing: Standing, now: float) -> Iterable[Trouble]:
     if standing.refused:
         yield Trouble("error", "fleet_refused", detail=standing.refused)
+    if standing.reload_refused:
+        yield Trouble("error", "reload_refused", detail=standing.reload_refused)
     for file, end in standing.certificates.items():
         days = int((end - now) // 86_400)
         if days < 0:

@@ -15,7 +15,7 @@ from control.host import HostFacts, ProcessFacts
 from control.tuning.advise import Finding
 from control.web.history import Bin
 from control.web.jobs import Job
-from control.web.recent import Answers, Finished
+from control.web.recent import Answers, Finished, Used
 from control.web.running import Running
 from control.web.traffic import Share, Traffic
 from control.web.troubles import Trouble
@@ -33,7 +33,7 @@ MAX_TEXT = 300
 #: Why an engine of ours died may be a long line.
 MAX_DETAIL = 1000
 #: Parts of a snapshot that are not in its JSON, which is asked for often.
-HIDDEN = ("bins", "running", "finished")
+HIDDEN = ("bins", "running", "finished", "keys_used")
 #: So many backends that have left the fleet are shown.
 MAX_LEAVING = 100
 
@@ -255,6 +255,8 @@ class Snapshot:
     running: Running | None = None
     finished: tuple[Finished, ...] = ()
     jobs: tuple[Job, ...] = ()
+    #: What each API key took in the last hour, by its name.
+    keys_used: Mapping[str, Used] = field(default_factory=dict)
 
     @property
     def ready(self) -> int:

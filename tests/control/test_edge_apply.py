@@ -242,9 +242,14 @@ def test_a_broken_template_changes_nothing(running: Place) -> None:
 
 def test_a_configuration_that_nginx_refuses_changes_nothing(running: Place) -> None:
     template = running.sources.templates / "nginx.conf.j2"
-    template.write_text(template.read_text() + "nosuch_directive on;\n")
+    good = template.read_text()
+    template.write_text(good + "nosuch_directive on;\n")
     with unchanged(running), pytest.raises(EdgeError, match='unknown directive "nosuch_directive"'):
         apply.reload(running.site)
+    assert "nosuch_directive" in running.site.paths.reload_refused.read_text(), "the page tells it"
+    template.write_text(good)
+    apply.reload(running.site)
+    assert not running.site.paths.reload_refused.exists()
 
 
 def test_broken_yaml_changes_nothing(running: Place) -> None:

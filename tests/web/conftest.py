@@ -24,7 +24,7 @@ from control.web.view import FleetBackend, FleetFacts, FleetModel
 from tests.support.edge import Edge
 from tests.support.engine import ScriptedEngine
 from tests.support.net import REPOSITORY, free_port, wait_until
-from tests.web.fakes import FLEET, Sources, Status, backend, edge_state
+from tests.web.fakes import FLEET, KEYS, Sources, Status, backend, edge_state
 
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run")  # fmt: skip
@@ -166,7 +166,7 @@ def serve_app(sources: Sources, listeners: int = 16) -> tuple[str, FleetView, An
     port = free_port()
     view = sources.view(interval=0.2)
     server = create_server(
-        create_app(view, WebSettings(port=port, listeners=listeners)),
+        create_app(view, WebSettings(port=port, listeners=listeners), keys=lambda _now: sources.keys),
         host="127.0.0.1",
         port=port,
         threads=8,
@@ -208,4 +208,5 @@ def ugly_page() -> Iterator[str]:
     state = edge_state(*rows) | {
         "workers": [{"pid": 4_000_000 + n, "generation": "1", "exiting": n > 8} for n in range(16)]
     }
-    yield from _served(Sources(state, [Status("m-1", "installing", "z" * 200, "w" * 300, restarts=10**6)], fleet))
+    engines = [Status("m-1", "installing", "z" * 200, "w" * 300, restarts=10**6)]
+    yield from _served(Sources(state, engines, fleet, keys=KEYS))

@@ -16,6 +16,7 @@ from control.engines.phases import Span
 from control.host import HostFacts
 from control.web import poller
 from control.web.app import WebSettings, create_app
+from control.web.keys import KeyRow, KeysAnswer
 from control.web.poller import FleetView
 from control.web.troubles import Standing
 from control.web.view import FleetBackend, FleetFacts, FleetModel
@@ -92,6 +93,15 @@ def edge_state(*backends: Mapping[str, Any]) -> dict[str, Any]:
     return {"generation": "3", "fleet_version": 7, "workers": workers, "models": [], "backends": list(backends)}
 
 
+KEYS = KeysAnswer(
+    (
+        KeyRow("k" * 128, "abcd", "rotated", ("m" * 200, "e"), "low", 7, 1_900_000_000.0, "a=1 " * 40),
+        KeyRow("bob", "", "disabled", (), "normal", 1, None, "none"),
+    ),
+    "x" * 300,
+)
+
+
 @dataclass
 class Sources:
     """``state`` is the edge's answer, or the exception that asking it raises."""
@@ -104,6 +114,7 @@ class Sources:
     requests: Any = field(default_factory=lambda: {"requests": [], "total": 0, "silent_workers": []})
     access_log: Path | None = None
     standing: Standing = field(default_factory=Standing)
+    keys: KeysAnswer = field(default_factory=lambda: KeysAnswer(()))
 
     def ask_edge(self) -> Any:
         if isinstance(self.state, Exception):
@@ -135,6 +146,6 @@ class Sources:
     def app(self, **settings: Any) -> tuple[FleetView, Flask]:
         """The view and the app over it."""
         view = self.view()
-        app = create_app(view, WebSettings(**settings))
+        app = create_app(view, WebSettings(**settings), keys=lambda _now: self.keys)
         app.jinja_env.bytecode_cache = COMPILED
         return view, app

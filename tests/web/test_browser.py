@@ -137,7 +137,7 @@ def test_both_languages_and_the_switch(stack: Stack, tabs: Tabs, locale: str, wo
     expect_state(page, "m-1", {"ready": "就绪", "就绪": "ready"}[word])
 
 
-PATHS = ("", "backends", f"backends/{'a' * 64}", "requests", "login")
+PATHS = ("", "backends", f"backends/{'a' * 64}", "requests", "keys", "login")
 
 
 @pytest.mark.parametrize("locale", ["en-US", "zh-CN"])

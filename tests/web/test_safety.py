@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ OURS = {"Host": "127.0.0.1:9090"}
 TOKEN = "t" * 64
 BEARER = OURS | {"Authorization": f"Bearer {TOKEN}"}
 PASSWORD = "correct horse"
+SECRET = "sk-only-in-this-answer"
 
 
 class Doer:
@@ -49,6 +50,12 @@ class Doer:
 
     def engine(self, backend: str, action: Any, done: Callable[[Any], None]) -> str:
         return self._do(action, backend)
+
+    def create_key(self, name: str, wishes: Mapping[str, Any]) -> tuple[str, str]:
+        return SECRET, self._do("create", name, str(sorted(wishes.items())))
+
+    def change_key(self, name: str, action: Any) -> tuple[str | None, str]:
+        return SECRET if action == "rotate" else None, self._do(action, name)
 
 
 class Page:
@@ -88,11 +95,14 @@ def open_page(tmp_path: Path) -> Page:
     return Page(tmp_path, asks=False)
 
 
-READ = ("/", "/backends", "/backends/m-1", "/requests", "/api/fleet", "/api/overview", "/api/backends/m-1",
+READ = ("/", "/backends", "/backends/m-1", "/requests", "/keys", "/api/keys", "/api/fleet", "/api/overview",
+        "/api/backends/m-1",
         "/api/backends/m-1/log", "/api/backends/m-1/samples", "/api/requests", "/api/events",
         "/api/openapi.json")  # fmt: skip
 ACT = (("POST", "/backends/m-1/drain"), ("POST", "/backends/m-1/stop"), ("POST", "/requests/r-1/cancel"),
-       ("POST", "/api/backends/m-1/restart"), ("DELETE", "/api/requests/r-1"), ("POST", "/logout"))  # fmt: skip
+       ("POST", "/api/backends/m-1/restart"), ("DELETE", "/api/requests/r-1"), ("POST", "/logout"),
+       ("POST", "/keys"), ("POST", "/keys/a/revoke"), ("POST", "/api/keys"),
+       ("POST", "/api/keys/a/rotate"))  # fmt: skip
 
 
 def test_every_address_asks_for_a_login(asking: Page) -> None:
@@ -246,3 +256,29 @@ def test_a_file_that_holds_no_logins_is_refused_with_its_line(tmp_path: Path, te
     with pytest.raises(ControlError) as refused:
         read_logins(path)
     assert "secret" not in refused.value.message and str(path) in refused.value.message
+
+
+def test_a_keys_secret_stands_in_one_answer_only(asking: Page) -> None:
+    client = asking.client()
+    asking.log_in(client)
+    form = {"csrf_token": asking.token(client, "/keys")}
+    new = form | {"name": "bob", "models": "m, e ,", "priority": "low", "expires": "", "tokens_per_day": "500"}
+    answer = client.post("/keys", headers=OURS, data=new)
+    assert answer.status_code == 200 and SECRET in answer.text and answer.headers["Cache-Control"] == "no-store"
+    assert asking.doer.done[-1][2] == str(
+        sorted({"limits": {"tokens_per_day": 500}, "models": ("m", "e"), "priority": "low"}.items())
+    )
+    assert SECRET in client.post("/keys/bob/rotate", headers=OURS, data=form).text
+    assert client.post("/keys/bob/disable", headers=OURS, data=form).location == "/keys"
+    assert client.post("/keys/bob/explode", headers=OURS, data=form).status_code == 404
+    refused = client.post("/keys", headers=OURS, data=form | {"name": "x", "tokens_per_day": "-1"})
+    assert refused.location == "/keys" and "must be a whole number" in client.get("/keys", headers=OURS).text
+    assert SECRET not in client.get("/keys", headers=OURS).text
+    for wrong in ("[]", "x", ""):
+        assert client.post("/api/keys", headers=BEARER, data=wrong).status_code in (400, 415)
+    assert client.post("/api/keys", headers=BEARER, json={"name": "c", "models": [7]}).status_code == 409
+    made = client.post("/api/keys", headers=BEARER, json={"name": "c", "models": ["m"]}).get_json()
+    assert made["secret"] == SECRET
+    assert client.post("/api/keys/c/revoke", headers=BEARER).get_json()["secret"] is None
+    assert SECRET not in asking.audit_log.read_text()
+    assert [entry["what"] for entry in asking.audit()][1:4] == ["create key", "rotate key", "disable key"]

@@ -168,6 +168,31 @@ def test_an_engine_is_stopped_started_and_restarted_by_hand(local: Local) -> Non
     ]
 
 
+def test_keys_are_made_and_revoked_and_the_edge_knows_at_once(stack: Stack) -> None:
+    token = {"Authorization": f"Bearer {stack.edge.paths.page_token.read_text().strip()}"}
+
+    def call(method: str, path: str, **more: Any) -> Any:
+        answer = requests.request(method, stack.url + path, headers=token, timeout=10, **more)
+        return answer.json()
+
+    made = call("POST", "/api/keys", json={"name": "alice", "models": ["m"], "requests_per_minute": 60})
+    assert "does not ask for keys" in made["result"], "fleet.yaml has no keys: the page says which line is missing"
+    row = call("GET", "/api/keys")["keys"][0]
+    assert row == {"name": "alice", "ends": made["secret"][-4:], "state": "active", "models": ["m"], "weight": 1,
+                   "priority": "normal", "expires": None, "limits": "requests_per_minute=60"}  # fmt: skip
+    assert "there is a key 'alice' already" in call("POST", "/api/keys", json={"name": "alice"})["error"]["message"]
+    again = call("POST", "/api/keys/alice/rotate")
+    assert again["secret"] != made["secret"] and call("GET", "/api/keys")["keys"][0]["state"] == "rotated"
+    call("POST", "/api/keys/alice/disable")
+    assert call("GET", "/api/keys")["keys"][0]["state"] == "disabled"
+    text = (stack.edge.folder / "keys.yaml").read_text() + stack.edge.paths.audit_log.read_text() + stack.daemon.text()
+    assert made["secret"] not in text and again["secret"] not in text
+    assert "error" not in call("POST", "/api/keys/alice/revoke") and call("GET", "/api/keys")["keys"] == []
+    (stack.edge.folder / "keys.yaml").write_text("keys: [\n")
+    assert "keys.yaml" in call("GET", "/api/keys")["problem"]
+    (stack.edge.folder / "keys.yaml").unlink()
+
+
 def test_signals_of_the_first_moment_are_kept(local: Local) -> None:
     """Whoever finds the pid file may send a signal at once: a fresh daemon must not die of a hangup."""
     local.daemon.start(wait=False)
