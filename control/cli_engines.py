@@ -48,6 +48,8 @@ def diff(ctx: click.Context, names: tuple[str, ...]) -> None:
     from control.fleet.load import load
 
     loaded = load(ctx.obj.fleet)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
     containers.require_known(loaded, names)
     with Hosts(loaded, state_paths(loaded)) as hosts:
         found = containers.planned(loaded, hosts, names)

@@ -97,6 +97,8 @@ def vllm_arguments(spec: EngineSpec, version: Version | None = None) -> list[str
     if most is not None and flags.find("--max-num-queued-reqs"):
         arguments += ["--max-num-queued-reqs", str(most)]
     for wrong in complaints(engine.extra_args, flags):
+        if wrong.warning:
+            continue
         raise EngineError(f"models.{spec.model}.engine.extra_args[{wrong.index}]: {wrong.message}", wrong.hint)
     return arguments + list(engine.extra_args)
 

@@ -107,7 +107,7 @@ def _release(path: KeyPath, engine: Engine) -> Iterator[Finding]:
     yield from _settings(path, engine, flags)
     for complaint in complaints(engine.extra_args, flags):
         place = (*path, "extra_args", complaint.index)
-        yield Finding(place, complaint.message, complaint.hint, about=(at,))
+        yield Finding(place, complaint.message, complaint.hint, about=(at,), warning=complaint.warning)
 
 
 def _newest() -> Version:

@@ -47,16 +47,16 @@ def no_such_setting(facts: StaticFacts) -> Iterator[Says]:
 def no_such_flag(facts: StaticFacts) -> Iterator[Says]:
     """Flags that never were, were removed, or are Signalbox's own; values that they do not take."""
     for wrong in complaints(facts.extra_args, facts.flags):
-        yield Says(f"extra_args[{wrong.index}]: {wrong.message}", wrong.hint)
+        if not wrong.warning:
+            yield Says(f"extra_args[{wrong.index}]: {wrong.message}", wrong.hint)
 
 
 @RULES.rule("warning", "a flag that is about to be removed", "control/vllm/flags.json, by release")
 def old_flag(facts: StaticFacts) -> Iterator[Says]:
-    """vLLM's own parser calls it deprecated."""
-    for word in facts.extra_args:
-        flag = facts.flags.find(word) if word.startswith("-") else None
-        if flag is not None and flag.deprecated:
-            yield Says(f"{flag.name} is deprecated: a later release will not take it.", "Remove it before you upgrade.")
+    """vLLM's own parser, or its help, calls it deprecated."""
+    for wrong in complaints(facts.extra_args, facts.flags):
+        if wrong.warning:
+            yield Says(f"extra_args[{wrong.index}]: {wrong.message}", wrong.hint)
 
 
 @RULES.rule("info", "what running answers leave of a step for prompts", _SCHEDULER)

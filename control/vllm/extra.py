@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from control.vllm.flags import Flag, Flags, plain, since, until, written
+from control.vllm.replaced import INSTEAD
 from control.vllm.settings import OWNED
 
 #: An optimization level in one word.
@@ -23,15 +24,16 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class Complaint:
-    """One thing wrong with the word at ``index`` (from 0)."""
+    """One thing wrong with the word at ``index`` (from 0). ``warning``: vLLM takes it all the same."""
 
     index: int
     message: str
     hint: str = ""
+    warning: bool = False
 
 
 def complaints(arguments: Sequence[str], flags: Flags) -> list[Complaint]:
-    """Everything that is wrong with ``extra_args``, in their order; empty when vLLM would take them."""
+    """Everything that is wrong with ``extra_args``, in their order; nothing but warnings when vLLM would take them."""
     return list(_all(list(arguments), flags))
 
 
@@ -51,6 +53,8 @@ def _all(words: list[str], flags: Flags) -> Iterator[Complaint]:
         elif flag.name in OWNED:
             yield Complaint(at, f"{plain(word)} is set by Signalbox.", OWNED[flag.name])
         else:
+            if flag.deprecated:
+                yield _deprecated(at, flag, flags)
             taken = _taken(flag, word, values)
             yield from _values(at, word, words[at + 1 : at + 1 + taken], flag, flags)
             at += taken - values
@@ -84,13 +88,22 @@ def _unknown(at: int, word: str, flags: Flags) -> Complaint:
     name, release = plain(word), written(flags.version)
     last, first = until(name), since(name)
     if last is not None and last < flags.version:
-        return Complaint(at, f"vLLM {release} has no {name}: it was there until {written(last)}.", "Remove it.")
+        hint = INSTEAD.get(name, "Remove it.")
+        return Complaint(at, f"vLLM {release} has no {name}: it was there until {written(last)}.", hint)
     if first is not None and first > flags.version:
         return Complaint(at, f"vLLM {release} has no {name}: it came with {written(first)}.", "Remove it.")
     near = flags.nearest(word)
     own = f" {OWNED[flag.name]}" if near and (flag := flags.find(near)) and flag.name in OWNED else ""
     hint = f"Did you mean {near!r}?{own}" if near else "`vllm serve --help=all` lists all."
     return Complaint(at, f"vLLM {release} has no flag {name!r}.", hint)
+
+
+def _deprecated(at: int, flag: Flag, flags: Flags) -> Complaint:
+    """vLLM takes it, and a later release will not."""
+    last, release = until(flag.name), written(flags.version)
+    gone = f"releases after {written(last)} do not have it" if last is not None else "a later release will not have it"
+    hint = INSTEAD.get(flag.name) or (f"vLLM says: {flag.instead}" if flag.instead else "Remove it if you can.")
+    return Complaint(at, f"{flag.name} is deprecated in vLLM {release}: {gone}.", hint, warning=True)
 
 
 def _values(at: int, word: str, following: list[str], flag: Flag, flags: Flags) -> Iterator[Complaint]:

@@ -34,6 +34,8 @@ class Flag:
     choices: tuple[str, ...] | None = None
     aliases: tuple[str, ...] = ()
     deprecated: bool = False
+    #: What its help says to use instead, in vLLM's words.
+    instead: str = ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -138,7 +140,7 @@ def _flag(name: str, release: Version) -> Flag | None:
             return Flag(
                 name, span["form"], span.get("type", "text"), span.get("nargs", 1),
                 None if choices is None else tuple("None" if choice is None else str(choice) for choice in choices),
-                tuple(span.get("aliases", ())), span.get("deprecated", False),
+                tuple(span.get("aliases", ())), span.get("deprecated", False), span.get("instead", ""),
             )  # fmt: skip
     return None
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from control.cli import main
+from control.engines.containers import container_specs
 from control.vllm.extra import complaints
 from control.vllm.flags import flags_of
 from tests.support.fleet_yaml import FULL, changed, fleet_of, make_files, problems_of, write
@@ -157,6 +158,22 @@ def test_the_release_of_an_image_is_that_of_its_tag(tmp_path: Path) -> None:
     assert "engine.extra_args[0]: vLLM 0.30.1 has no --swap-space: it was there until 0.17.1." in str(problem)
     loaded = fleet_of(tmp_path, in_image("vllm/vllm-openai:v0.30.1", profile="rag"))
     assert [warning for warning in loaded.warnings if "vLLM" in str(warning)] == []
+
+
+def test_a_flag_that_will_go_is_a_warning_with_what_to_write_instead(tmp_path: Path) -> None:
+    """And the engine is started with it: the release still takes it."""
+    old = in_image("vllm/vllm-openai:v0.11.0", extra_args=["--guided-decoding-backend", "auto", "--task=embed"])
+    loaded = fleet_of(tmp_path, old)
+    first, second = map(str, loaded.warnings)
+    assert "engine.extra_args[0]: --guided-decoding-backend is deprecated in vLLM 0.11.0: " in first
+    assert "releases after 0.11.2 do not have it. Write '--structured-outputs-config'" in first
+    assert "engine.extra_args[2]: --task is deprecated" in second and "'--runner'" in second
+    assert container_specs(loaded)[0].command[-1] == "--task=embed"
+    (problem,) = problems_of(tmp_path, in_image("vllm/vllm-openai:v0.20.0", extra_args=["--task", "embed"]))
+    assert "it was there until 0.12.0. Write '--runner'" in str(problem)
+    new = in_image("vllm/vllm-openai:v0.33.0", extra_args=["--log-config-file", "/l.json"])
+    (warning,) = fleet_of(tmp_path, new).warnings
+    assert "a later release will not have it. vLLM says: Use --logging-config.pylogging_config_file" in str(warning)
 
 
 def test_an_image_that_does_not_say_its_release_is_a_warning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import pytest
@@ -17,8 +18,10 @@ from control.vllm.flags import (
     until,
     written,
 )
+from control.vllm.released.deprecation import deprecation
 from control.vllm.released.parser import flags
 from control.vllm.released.table import Table
+from control.vllm.replaced import INSTEAD
 from control.vllm.settings import OWNED, SETTINGS
 
 
@@ -193,6 +196,10 @@ SOURCE = {
     "vllm/engine/arg_utils.py": """
         from vllm.config import ModelConfig
         from vllm.config.model import Kind
+        OLD_LOG = (
+            "--old-log is deprecated. "
+            "Use --log."
+        )
         def optional_type(kind): ...
         def literal_to_kwargs(hints): return {"metavar": 1}
         def get_kwargs(cls):
@@ -205,6 +212,7 @@ SOURCE = {
                 if not ("serve" in sys.argv and "--help" in sys.argv):
                     parser.add_argument("--model", **model_kwargs["open_names"])
                 parser.add_argument("--size", "-s", **model_kwargs["size"])
+                parser.add_argument("--old-log", type=str, help=OLD_LOG)
                 parser.add_argument("--names", **model_kwargs["names"])
                 parser.add_argument("--seed", **{**model_kwargs["seed"], "default": None})
                 parser.add_argument("--max-model-len", **model_kwargs["max_model_len"])
@@ -252,6 +260,7 @@ def test_the_script_reads_types_choices_and_exceptions_out_of_source() -> None:
         "--model": text,
         "--names": text | {"choices": ["a"]},
         "--old": {"form": "switch", "deprecated": True},
+        "--old-log": text | {"deprecated": True, "instead": "Use --log."},
         "--origins": {"form": "value", "type": "json"},
         "--overrides": {"form": "value", "type": "json"},
         "--pair": {"form": "value", "type": "int", "nargs": 2},
@@ -261,6 +270,33 @@ def test_the_script_reads_types_choices_and_exceptions_out_of_source() -> None:
         "--size": {"form": "value", "type": "int", "choices": [8, 16, None], "aliases": ["-s"]},
         "--verbose": {"form": "pair"},
     }
+
+
+def test_what_is_written_instead_is_a_flag_of_the_releases_that_lack_the_old_one() -> None:
+    for name, words in INSTEAD.items():
+        last = until(name)
+        assert last is not None, name
+        later = flags_of(next(release for release in known_releases() if release > last))
+        assert later.find(name) is None
+        for flag in re.findall(r"--[a-z0-9-]+", words):
+            assert later.find(flag) is not None, (name, flag)
+
+
+@pytest.mark.parametrize(
+    ("text", "goes", "instead"),
+    [
+        ("--x is deprecated and will be removed in v0.33.0. Use --y.z instead.", True, "Use --y.z instead."),
+        ("[DEPRECATED] The seed.\n  Please use\n  --y.", True, "Please use --y."),
+        ("[DEPRECATED] The task to use the model for. A model may do many.", True, ""),
+        ("DEPRECATED: Use `b` instead. It is kept.", True, "Use `b` instead."),
+        ("Device type. This parameter is deprecated and will be removed in 0.10.", True, ""),
+        ("Whether to allow deprecated quantization methods.", False, ""),
+        ("Enable deprecated Prometheus metrics that have been hidden since the version.", False, ""),
+        ("Ranks. It will be deprecated when PCP is supported. Use it.", False, ""),
+    ],
+)
+def test_what_the_help_of_a_flag_says_of_its_end(text: str, goes: bool, instead: str) -> None:
+    assert deprecation(text) == (goes, instead)
 
 
 def test_the_script_says_what_it_cannot_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from control.vllm.released.modules import Modules
 
@@ -74,12 +75,12 @@ class Hints:
         for base in found.node.bases:
             if isinstance(base, ast.Name) and self._modules.find(found.module, base.id):
                 keywords.update(self.fields(found.module, base.id))
-        for statement in found.node.body:
+        for statement, after in pairwise((*found.node.body, ast.Pass())):
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
             if not ast.unparse(statement.annotation).startswith(("ClassVar", "InitVar")):
                 hints = self.hints(found.module, statement.annotation)
-                keywords[statement.target.id] = self.keywords(statement.target.id, hints)
+                keywords[statement.target.id] = self.keywords(statement.target.id, hints) | _help(after)
         return keywords
 
     def hints(self, module: str, node: ast.expr) -> frozenset[Hint]:
@@ -195,6 +196,12 @@ class Hints:
             return self._literal(kinds, optional) | many
         known = "text" if "str" in kinds or len(kinds) != 1 else next(iter(kinds))
         return {"type": known if known in ("int", "float") else "text"} | many
+
+
+def _help(statement: ast.stmt) -> dict[str, object]:
+    """The text below a field, which is the help of its flag."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return {"help": value.value} if isinstance(value, ast.Constant) and isinstance(value.value, str) else {}
 
 
 def _kind_of_class(node: ast.ClassDef, dict_classes: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from control.vllm.released.deprecation import deprecation
 from control.vllm.released.hints import Hints, rules_of
 from control.vllm.released.modules import Modules, Read, body_at_run_time
 
@@ -27,7 +28,9 @@ OPAQUE = Opaque()
 def flags(read: Read) -> dict[str, dict[str, Any]]:
     """Flag → what it takes, of the release whose files ``read`` gives.
 
-    ``aliases``: other names; ``deprecated``; ``form``: switch (no value), pair (``--x`` and ``--no-x``, no value),
+    ``aliases``: other names; ``deprecated``, and what to use ``instead`` if its help says so.
+
+    ``form``: switch (no value), pair (``--x`` and ``--no-x``, no value),
     value, append (may be repeated); ``type``: text, int, float, size (8192 or 8k), json; ``choices``: the values that
     it may have; ``nargs``: ``+``, ``?`` or a number. Raises ValueError when the source is not as any release had it.
     """
@@ -226,7 +229,7 @@ class _Walker:
             return _TYPES["str"]  # the loop over deprecated flags, which take any text
         if name == "action":
             return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
-        return self._value(module, node, scope) if name in ("nargs", "choices", "deprecated") else OPAQUE
+        return self._value(module, node, scope) if name in ("nargs", "choices", "deprecated", "help") else OPAQUE
 
     def _add(self, module: str, call: ast.Call, scope: dict[str, Any]) -> None:
         names = self._list(module, call.args, scope)
@@ -265,7 +268,8 @@ def _facts(given: dict[str, Any], aliases: list[str]) -> dict[str, Any]:
     if form in ("value", "append"):
         facts["type"] = given.get("type", "text")
         if given.get("action") == "StoreBoolean":
-            return facts | {"nargs": "?", "choices": ["false", "true"]}
+            facts |= {"nargs": "?", "choices": ["false", "true"]}
+            given = {**given, "nargs": None, "choices": None}
         if isinstance(given.get("nargs"), str | int):
             facts["nargs"] = given["nargs"]
         choices = given.get("choices")
@@ -273,6 +277,10 @@ def _facts(given: dict[str, Any], aliases: list[str]) -> dict[str, Any]:
             facts["choices"] = sorted(choices, key=_order)
     if aliases:
         facts["aliases"] = aliases
-    if given.get("deprecated") is True:
+    said = given.get("help")
+    goes, instead = deprecation(said) if isinstance(said, str) else (False, "")
+    if goes or given.get("deprecated") is True:
         facts["deprecated"] = True
+        if instead:
+            facts["instead"] = instead
     return facts
