@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from control.edge.site import state_paths
@@ -63,7 +63,7 @@ def of_fleet_and_starts(
         if model.engine is None or model.engine.command is not None or (names and name not in meant):
             continue
         looked = _look(loaded, name, expected, cards)
-        found += _once(finding for facts in looked.facts for finding in static_findings(name, facts))
+        found += _of_cards(name, looked.facts)
         for backend in looked.backends:
             if backend.id in starts:
                 start = StartFacts(starts[backend.id], _card_of(backend, looked.facts))
@@ -113,9 +113,16 @@ def _facts(wanted: Wanted, cards: Sequence[Card], expected: Expected) -> tuple[l
         return on_cards(wanted, [None], expected), error.message
 
 
-def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Without those that several cards have in common."""
-    return list(dict.fromkeys(findings))
+def _of_cards(name: str, on_each: Sequence[StaticFacts]) -> list[Finding]:
+    """What is true of all cards once; what is true of some of them with their names."""
+    found: dict[Finding, list[str]] = {}
+    for facts in on_each:
+        for finding in static_findings(name, facts):
+            found.setdefault(finding, []).append(facts.budget.card.name if facts.budget is not None else "")
+    return [
+        finding if len(cards) == len(on_each) else replace(finding, subject=f"{name} on {', '.join(cards)}")
+        for finding, cards in found.items()
+    ]
 
 
 def _card_of(backend: ResolvedBackend, facts: Sequence[StaticFacts]) -> StaticFacts:
@@ -126,8 +133,8 @@ def _card_of(backend: ResolvedBackend, facts: Sequence[StaticFacts]) -> StaticFa
 
 def _gpus(loaded: LoadedFleet) -> list[Finding]:
     found = []
+    ids = {(one.model, index): one.id for one, index in _numbered(loaded)}
     for (host, gpu), engines in gpu_shares(loaded.fleet).items():
-        ids = {(one.model, index): one.id for one, index in _numbered(loaded)}
         shares = {ids[model, index]: share for model, index, share in engines}
         found += GPU_RULES.findings(f"{host}, GPU {gpu}", GpuFacts(shares))
     return found

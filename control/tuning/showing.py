@@ -33,7 +33,8 @@ def show(advice: Advice, console: Console) -> None:
     for name, why in advice.silent.items():
         console.print(f"[dim]{escape(name or 'the edge')} told nothing: {escape(why)}[/]", soft_wrap=True)
     for name, why in advice.unseen.items():
-        console.print(f"[dim]{escape(name)}: its memory was not looked at. {escape(why)}[/]", soft_wrap=True)
+        alone = f"With its config.json alone: signalbox plan {name} --config FILE"
+        console.print(f"[dim]{escape(f'{name}: its memory was not looked at. {why} {alone}')}[/]", soft_wrap=True)
     errors, warnings, infos = (
         sum(found.severity == severity for found in advice.findings) for severity in ("error", "warning", "info")
     )

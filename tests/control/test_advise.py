@@ -332,3 +332,20 @@ def test_a_profile_tells_the_edge_how_many_run(tmp_path: Path) -> None:
         (backend,) = resolve_backends(load(path))
         limits[name] = backend.limit
     assert limits == {"default": None, "mixed": 34, "chat": 66, "rag": 18, "throughput": 258}
+
+
+def test_cards_are_named_where_they_differ_and_engines_on_one_gpu_are_added_up(tmp_path: Path) -> None:
+    path = fleet(tmp_path, 8192, 128)
+    content = yaml.safe_load(path.read_text())
+    content["hosts"]["gpu-b"] = {**content["hosts"]["gpu-a"], "address": "192.0.2.3", "gpu_memory": "44GiB"}
+    model = content["models"]["deepseek-7b"]
+    model["backends"] += [{"host": "gpu-b", "port": 8000, "gpus": [0]}, {"host": "gpu-b", "port": 8001, "gpus": [0]}]
+    path.write_text(yaml.safe_dump(content))
+    found = [(one["id"], one["subject"]) for one in json.loads(advise(path, "--json").stdout)["findings"]]
+    assert found[:2] == [
+        ("more_sequences_than_cache", "deepseek-7b on gpu-a"), ("gpu_promised_twice", "gpu-b, GPU 0"),
+    ]  # fmt: skip
+    assert ("step_holds_any_prompt", "deepseek-7b") in found
+    assert {subject for rule, subject in found if rule == "cache_shared"} == {
+        "deepseek-7b on gpu-a", "deepseek-7b on gpu-b",
+    }  # fmt: skip
