@@ -33,7 +33,8 @@ def snapshot(loaded: LoadedFleet) -> dict[str, Any] | None:
     try:
         with requests.Session() as session:
             session.trust_env = False  # no proxy stands between us and ourselves
-            session.headers["Authorization"] = f"Bearer {_token(loaded)}"
+            if token := _token(loaded):
+                session.headers["Authorization"] = f"Bearer {token}"
             answer = session.get(f"{Address(loaded.fleet.control.listen).url}/api/fleet", timeout=5)
             answer.raise_for_status()
             content: dict[str, Any] = answer.json()

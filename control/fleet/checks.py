@@ -75,6 +75,10 @@ def _listeners(fleet: Fleet) -> Iterator[Finding]:
             yield Finding(path, f"{host!r} is not an IP address of this machine.", "Write one, such as 127.0.0.1.")
         elif not is_loopback(host):
             yield from _exposed(fleet, path, text)
+    if fleet.control.url is not None and fleet.control.login is None:
+        message = f"{fleet.control.url} offers the control page to others, but it would ask nobody for a password."
+        hint = "Add 'login:' under control: `signalbox page-login NAME` makes the file; or remove 'url:'."
+        yield Finding(("control", "url"), message, hint, about=(("control", "login"),))
     if fleet.edge.dns is not None:
         host, port = split_listen(fleet.edge.dns)
         yield from _bad_port(("edge", "dns"), port)

@@ -143,6 +143,12 @@ CASES: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
         {"listen": "10.1.2.3:9090"},
         ["control.listen: 10.1.2.3:9090 can be reached from other machines, but the"],
     ),
+    (
+        ("control",),
+        {"url": "https://fleet.example.com"},
+        ["control.url: https://fleet.example.com offers the control page"],
+    ),
+    (("control", "url"), "https://fleet.example.com/page", ["control.url: "]),
     (("control", "listen"), "example.com:9090", ["'example.com' is not an IP address of this machine."]),
     (("control", "listen"), "localhost:9090", []),
     (("control", "listen"), "127.8.8.8:9090", []),

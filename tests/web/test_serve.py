@@ -19,10 +19,13 @@ import pytest
 import requests
 import yaml
 
+from control import alive, engine_report
 from control.errors import ControlError
+from control.fleet.load import load
 from control.host import pid_namespace
 from control.paths import StatePaths
 from control.serve import daemon_address, daemon_pid, listen, only_one
+from control.web.logins import set_login
 from tests.support.net import REPOSITORY, free_port, wait_until
 from tests.web.conftest import Daemon, Stack, serve_app
 from tests.web.fakes import Sources
@@ -166,6 +169,20 @@ def test_an_engine_is_stopped_started_and_restarted_by_hand(local: Local) -> Non
         ("token", "stop"),
         ("token", "start"),
     ]
+
+
+def test_a_page_with_logins_still_tells_this_machines_programs(local: Local) -> None:
+    set_login(local.file.parent / "page.logins", "alice", "correct horse")
+    local.write(login="page.logins")
+    local.daemon.start(wait=False)
+    wait_until("the engine", lambda: engine_report.collect(load(local.file)) is not None, 20, every=0.1)
+    assert requests.get(f"{local.daemon.url}/api/fleet", timeout=5).status_code == 401
+    assert "Log in" in requests.get(local.daemon.url, timeout=5).text
+    assert alive.control(local.paths, None) == "", "who asks for a login is alive"
+    (local.file.parent / "page.logins").write_text("")
+    assert local.daemon.stop() == 0
+    local.daemon.start(wait=False)
+    assert local.daemon.process.wait(15) == 1 and "has no login" in local.daemon.text()
 
 
 def test_keys_are_made_and_revoked_and_the_edge_knows_at_once(stack: Stack) -> None:
