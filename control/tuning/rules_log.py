@@ -35,7 +35,7 @@ def not_chunking(start: StartFacts) -> Iterator[Says]:
     yield Says(
         "The engine reads prompts in one piece, though fleet.yaml does not say so: while it reads a long one, all "
         "running answers stand still.",
-        "chunked_prefill: true; if it stays off, this model or release cannot do it.",
+        "chunked_prefill: true. If it stays off, the model or release cannot; 'chunked_prefill: false' says you know.",
     )
 
 
@@ -47,7 +47,7 @@ def not_caching(start: StartFacts) -> Iterator[Says]:
     yield Says(
         "The engine keeps no prefixes, though fleet.yaml does not say so: equal beginnings are computed for each "
         "prompt.",
-        "prefix_caching: true; if it stays off, this model or release cannot do it.",
+        "prefix_caching: true. If it stays off, the model or release cannot; 'prefix_caching: false' says you know.",
     )
 
 
@@ -82,7 +82,7 @@ def concurrency_below_sequences(start: StartFacts) -> Iterator[Says]:
     )
 
 
-@RULES.rule("warning", "attention by a fallback", "vllm/platforms/cuda.py, the line 'Using ... attention backend'")
+@RULES.rule("info", "attention by a fallback", "vllm/platforms/cuda.py, the line 'Using ... attention backend'")
 def slow_attention(start: StartFacts) -> Iterator[Says]:
     """Faster backends were passed over."""
     name = start.facts.attention_backend

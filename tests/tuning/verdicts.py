@@ -127,7 +127,11 @@ def ours(case: Case) -> dict[str, str]:
             words(field, value, flags, case.environment)
         except SettingError:
             found[f"no such {field}"] = rf"argument {SETTINGS[field][0]}"
-    known = [wrong for wrong in complaints(case.extra, flags) if "is set by Signalbox" not in wrong.message]
+    known = [
+        wrong
+        for wrong in complaints(case.extra, flags)
+        if not wrong.warning and "is set by Signalbox" not in wrong.message
+    ]
     found |= {wrong.message: "unrecognized arguments|argument --" for wrong in known}
     facts = facts_of(case)
     for refusal in REFUSALS:
