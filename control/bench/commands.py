@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from control.bench.options import RUNS, runs_folder
+from control.bench.report.commands import compare, report
 from control.errors import BenchRunError
 
 if TYPE_CHECKING:
@@ -18,16 +20,6 @@ if TYPE_CHECKING:
 @click.group()
 def bench() -> None:
     """Measure variants of a deployment side by side: docs/bench.md."""
-
-
-def _runs(settings: Settings, given: Path | None) -> Path:
-    from control.bench.store import FOLDER
-
-    return given or settings.fleet.absolute().parent / FOLDER
-
-
-_RUNS = click.option("--runs", type=click.Path(file_okay=False, path_type=Path),
-                     help="Folder of the runs; without it, runs beside fleet.yaml.")  # fmt: skip
 
 
 @bench.command()
@@ -40,7 +32,7 @@ _RUNS = click.option("--runs", type=click.Path(file_okay=False, path_type=Path),
 @click.option("--seed", type=click.IntRange(0, 2**31), help="Send the same again. By default every run draws its own.")
 @click.option("--name", default="", help="A few words for the list of runs.")
 @click.option("--running", is_flag=True, help="Measure what runs already, starting and ending nothing.")
-@_RUNS
+@RUNS
 @click.pass_obj
 def run(
     settings: Settings, workload: str, variants: str, scale: str, repeats: int, slo: str, model: str | None,
@@ -74,7 +66,7 @@ def run(
     else:
         stand.require_idle(loaded)
     limits = parse_slo(slo) if slo else stand.slo_of(loaded, model)
-    folder = store.new_folder(_runs(settings, runs), file.stem)
+    folder = store.new_folder(runs_folder(settings, runs), file.stem)
     plan = Plan(loaded, model, sent, file, scale, chosen, repeats, limits, seed, name, running, _command())
     console = Console(highlight=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
@@ -103,7 +95,7 @@ def install(settings: Settings) -> None:
 
 
 @bench.command("list")
-@_RUNS
+@RUNS
 @click.pass_obj
 def list_runs(settings: Settings, runs: Path | None) -> None:
     """Show the runs that there are."""
@@ -111,12 +103,12 @@ def list_runs(settings: Settings, runs: Path | None) -> None:
 
     from control.bench.summary import print_list
 
-    print_list(_runs(settings, runs), Console(highlight=False))
+    print_list(runs_folder(settings, runs), Console(highlight=False))
 
 
 @bench.command()
 @click.argument("name", default="last")
-@_RUNS
+@RUNS
 @click.pass_obj
 def show(settings: Settings, name: str, runs: Path | None) -> None:
     """Show the figures of one run: its id, the beginning of one, or last."""
@@ -125,7 +117,11 @@ def show(settings: Settings, name: str, runs: Path | None) -> None:
     from control.bench import results, store
     from control.bench.summary import print_summary
 
-    print_summary(results.load(store.find(_runs(settings, runs), name)), Console(highlight=False))
+    print_summary(results.load(store.find(runs_folder(settings, runs), name)), Console(highlight=False))
+
+
+bench.add_command(report)
+bench.add_command(compare)
 
 
 def _command() -> list[str]:

@@ -35,9 +35,9 @@ Metric = Literal["ttft", "tpot", "itl", "e2e"]
 
 
 class Strict(BaseModel):
-    """No unknown fields, no changes after it was made."""
+    """No unknown fields, no changes after it was made, no infinity: JSON has none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Estimate(Strict):
@@ -272,7 +272,7 @@ class Run(Strict):
     passes: list[Pass] = []
     warnings: list[str] = []
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 
     def to_json(self) -> str:
         """As it stands in the file."""
