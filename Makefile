@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-test-fast run stop status render reload check lint format test test-fast \
-        test-openresty bench bench-edge bench-runtime prove-edge prove-fuzz prove-balancing prove-front-desk prove-tuning prove-images lock schema flags clean vllm-runtime
+        test-openresty bench bench-edge bench-runtime prove-edge prove-fuzz prove-balancing prove-front-desk prove-bench prove-tuning prove-images lock schema flags clean vllm-runtime
 
 export PYTHON
 
@@ -106,6 +106,9 @@ prove-front-desk: setup-test-fast vllm-runtime ## order, shares, limits and over
 
 prove-images: setup-test ## a whole `docker compose build` on a base made by debootstrap, and the stack's tests on it (2 minutes)
 	SIGNALBOX_IMAGES=whole $(PYTEST) tests/docker/test_stack.py
+
+prove-bench: setup-test-fast vllm-runtime bench-runtime ## the bench's figures against what engines did; three variants of vLLM
+	.venv/bin/python -m tests.bench.prove
 
 prove-tuning: setup-test-fast vllm-runtime ## settings with which vLLM starts, asked of vLLM itself
 	.venv/bin/python -m tests.tuning.prove

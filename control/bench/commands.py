@@ -72,7 +72,11 @@ def run(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (folder / "bench.log").open("w") as log, Steps(console) as progress:
-        found = Session(plan, folder, progress, Console(file=log, highlight=False, width=120)).measure()
+        try:
+            found = Session(plan, folder, progress, Console(file=log, highlight=False, width=120)).measure()
+        except BaseException:
+            console.print(f"What was measured until then: {folder}", soft_wrap=True, markup=False)
+            raise
     print_summary(found, console)
     console.print(f"Everything of this run: {folder}", soft_wrap=True, markup=False)
 

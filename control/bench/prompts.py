@@ -52,6 +52,11 @@ class Dataset:
     requests: int
     scheduled: bool = False  # lines have timestamps
 
+    @property
+    def schedule(self) -> dict[str, float]:
+        """Conversation → seconds after the first one's arrival; empty where nothing is scheduled."""
+        return {line["session_id"]: line["timestamp"] / 1000 for line in self.lines} if self.scheduled else {}
+
     def write(self) -> str:
         """The text of the file."""
         return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in self.lines)

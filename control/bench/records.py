@@ -7,8 +7,8 @@ they count a stream that was cut after finish_reason, or that the engine aborted
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from control.bench.results import FailureKind
@@ -64,6 +64,17 @@ class Request:
             return cls(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise BenchRunError(f"A requests file has a line that is none: {line[:80]!r}.", "Measure again.") from error
+
+
+def as_scheduled(requests: Sequence[Request], schedule: Mapping[str, float]) -> list[Request]:
+    """The requests with ``due`` as their schedule says, the earliest one having been in time.
+
+    Otherwise a sender that issues its own requests late would count as one that is never late.
+    """
+    if not schedule or not requests:
+        return list(requests)
+    zero = min(one.due - schedule[one.conversation] for one in requests)
+    return [replace(one, due=zero + schedule[one.conversation]) for one in requests]
 
 
 def group_of(conversation: str) -> str:

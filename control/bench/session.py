@@ -16,8 +16,8 @@ from control import __version__
 from control.bench import aiperf, counters, prompts, stand, store, watch
 from control.bench.facts import commit, machine
 from control.bench.figures import Measured, figures, span, without_curves
-from control.bench.records import Request
-from control.bench.results import EdgeCounters, Figures, Mark, Pass, Run, Slo, Variant
+from control.bench.records import Request, as_scheduled
+from control.bench.results import EdgeCounters, Figures, Machine, Mark, Pass, Run, Slo, Variant
 from control.bench.results import Workload as Sent
 from control.bench.stand import Stand
 from control.bench.variants import Choice
@@ -87,7 +87,7 @@ class Session:
         self._order = 0
         self._rate: float | None = None
         self._server: stand.Server | None = None
-        self._warnings: list[str] = []
+        self._warnings = _about(self._machine)
         self._runtime = aiperf.install(state_paths(plan.loaded), progress)
         shutil.copyfile(plan.workload_file, folder / "workload.yaml")
 
@@ -216,7 +216,7 @@ class Session:
         measured = Measured(requests, span(requests))
         began = min(one.started for one in requests)
         found = without_curves(figures([measured], plan.slo, self._seed))
-        problem = _problem(found)
+        problem = _problem(found, data.requests)
         seed = self._seed * 1_000_003 + self._order
         return Pass(
             variant=choice.name, repeat=repeat, order=self._order, seed=seed,
@@ -256,7 +256,7 @@ class Session:
             with contextlib.suppress(BenchRunError, OSError):  # what this pass has until now; it is counted nowhere
                 self._write(f"{stem}.unfinished", sender.finish())
             raise
-        requests = sorted(sender.finish(), key=lambda one: one.started)
+        requests = sorted(as_scheduled(sender.finish(), data.schedule), key=lambda one: one.started)
         shutil.rmtree(out, ignore_errors=True)
         return requests, seen
 
@@ -296,11 +296,21 @@ def _edge(log: Path, start: int, requests: Sequence[Request]) -> EdgeCounters:
     return counters.edge_counters(requests, found)
 
 
-def _problem(found: Figures) -> str:
+def _problem(found: Figures, wanted: int) -> str:
+    """Why a pass must not be counted; empty when it may."""
+    if found.sent < wanted:
+        return f"the load generator ended after {found.sent} of {wanted} requests"
     if found.succeeded < _USABLE * found.sent:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.failures.items()))
         return f"only {found.succeeded} of {found.sent} requests got a whole answer ({kinds})"
     return ""
+
+
+def _about(one: Machine) -> list[str]:
+    if one.load_before <= 0.5 * one.cores:
+        return []
+    return [f"The machine did other work when the run began (load average {one.load_before:g} on {one.cores} cores): "
+            "latencies are too high, and the smallest differences mean nothing."]  # fmt: skip
 
 
 def _warnings(passes: Sequence[Pass]) -> list[str]:

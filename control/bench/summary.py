@@ -33,7 +33,11 @@ def print_summary(run: Run, console: Console) -> None:
     table.add_row("prefix cache hits", *hits)
     preempted = [one.engine.preemptions if one.engine else None for one in run.variants]
     table.add_row("preemptions", *("–" if count is None else str(count) for count in preempted))
+    if any(one.path == "edge" for one in run.variants):
+        table.add_row("waited in the edge, P99", *(_waited(run, one.name) for one in run.variants))
     console.print(table)
+    if run.workload.capacity is not None:
+        console.print(f"The capacity of {run.variants[0].name}: {_number(run.workload.capacity)} requests a second.")
     if any(_has_interval(variant.figures) for variant in run.variants):
         console.print("In brackets: the 95 % confidence interval over the repeats.")
     if run.scripted:
@@ -85,6 +89,13 @@ def _number(value: float) -> str:
 
 def _share(part: int | None, whole: int | None) -> str:
     return f"{part / whole:.1%}" if part is not None and whole else "–"
+
+
+def _waited(run: Run, variant: str) -> str:
+    """The longest of the passes: a queue that was there once was there."""
+    waits = [one.edge.queue_wait.p99.value for one in run.passes
+             if one.variant == variant and one.usable and one.edge and one.edge.queue_wait]  # fmt: skip
+    return f"{_number(max(waits) * 1000)} ms" if waits else "–"
 
 
 def _shown(figures: Figures | None, show: Show) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from control.bench.records import Request, read, request
+from control.bench.records import Request, as_scheduled, read, request
 
 
 def event(at: float, **value: Any) -> dict[str, Any]:
@@ -109,6 +110,14 @@ def test_each_way_to_fail(
     found = request(record(responses, error, status))
     assert found.failure == failure
     assert found.e2e == pytest.approx(0.9), "a failure took as long as it took"
+
+
+def test_scheduled_requests_are_due_when_the_schedule_says() -> None:
+    sent = [replace(request(record(WHOLE)), conversation=f"a:{number}", due=due)
+            for number, due in enumerate((100.0, 101.0, 102.5))]  # fmt: skip
+    found = as_scheduled(sent, {"a:0": 0.0, "a:1": 1.0, "a:2": 2.0})
+    assert [one.due for one in found] == [100.0, 101.0, 102.0], "the last was half a second late"
+    assert as_scheduled(sent, {}) == sent
 
 
 def test_only_the_measured_phase_is_read() -> None:
