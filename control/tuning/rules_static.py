@@ -35,7 +35,7 @@ def no_such_setting(facts: StaticFacts) -> Iterator[Says]:
     """Asked for under ``engine:``, and not to be had."""
     for field, value in facts.told.given.items():
         try:
-            words(field, value, facts.flags, facts.environment)
+            words(field, value, facts.flags, facts.told.environment)
         except SettingError as error:
             yield Says(f"{field}: {error.message}", error.hint)
 

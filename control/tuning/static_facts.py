@@ -46,7 +46,6 @@ class StaticFacts:
     told: Told
     settings: Settings
     flags: Flags
-    environment: Mapping[str, str]
     extra_args: tuple[str, ...] = ()
     model: Architecture | None = None
     weights: Weights | None = None
@@ -92,10 +91,9 @@ def facts_of(
 
     Raises TuningError where the memory cannot be calculated.
     """
-    own = environment or {}
     facts = told(
         given, flags.version, model=bounds(model, stored_elsewhere) if model else None,
-        device=card.device if card else None, environment=own,
+        device=card.device if card else None, environment=environment,
     )  # fmt: skip
     found = budget(model, weights, settings, card) if model and weights and card else None
-    return StaticFacts(facts, settings, flags, own, tuple(extra_args), model, weights, found, expected, around)
+    return StaticFacts(facts, settings, flags, tuple(extra_args), model, weights, found, expected, around)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from control.vllm.defaults import Device, Step, step
 from control.vllm.flags import Version, until
@@ -36,7 +36,7 @@ class Told:
     step: Step
     length: int | None
     model: ModelBounds | None = None
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, field: str) -> int | None:
         """A given whole number."""
@@ -75,18 +75,14 @@ def told(
     environment: Mapping[str, str] | None = None,
 ) -> Told:  # fmt: skip
     """The facts for the checks. ``given``: with the profile's settings."""
-
-    def number(field: str) -> int | None:
-        value = given.get(field)
-        return value if isinstance(value, int) else None
-
-    length = number("max_model_len") or (model.max_length if model else None)
-    gpus = (number("tensor_parallel_size") or 1) * (number("pipeline_parallel_size") or 1)
+    plain = Told(given, release, Step(None, None), None, model, environment or {})
+    length = plain.number("max_model_len") or (model.max_length if model else None)
     chosen = step(
-        number("max_num_batched_tokens"), number("max_num_seqs"), length=length,
-        chunked=given.get("chunked_prefill") is not False, device=device, gpus=gpus,
+        plain.number("max_num_batched_tokens"), plain.number("max_num_seqs"), length=length, chunked=plain.chunked,
+        device=device,
+        gpus=(plain.number("tensor_parallel_size") or 1) * (plain.number("pipeline_parallel_size") or 1),
     )  # fmt: skip
-    return Told(given, release, chosen, length, model, environment)
+    return replace(plain, step=chosen, length=length)
 
 
 def refusals(facts: Told) -> Iterator[Refused]:
@@ -99,7 +95,7 @@ def _longer_than_the_model(facts: Told) -> Iterator[Refused]:
     length = facts.number("max_model_len")
     if facts.model is None or length is None or length <= facts.model.max_length:
         return
-    if (facts.environment or {}).get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("", "0"):
+    if facts.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("", "0"):
         return
     most = facts.model.max_length
     yield Refused(
