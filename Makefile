@@ -110,7 +110,7 @@ prove-images: setup-test ## a whole `docker compose build` on a base made by deb
 prove-bench: setup-test-fast vllm-runtime bench-runtime ## the bench's figures against what engines did; three variants of vLLM
 	.venv/bin/python -m tests.bench.prove
 
-prove-tuning: setup-test-fast vllm-runtime ## settings with which vLLM starts, asked of vLLM itself
+prove-tuning: setup-test-fast vllm-runtime ## settings, asked of vLLM itself; each finding of a running engine, brought about
 	.venv/bin/python -m tests.tuning.prove
 
 prove-fuzz: setup-test-fast ## 200,000 documents for each body scanner

@@ -37,6 +37,7 @@ from control.vllm.flags import flags_of
 from control.vllm.profiles import PROFILES
 from tests.support.model_configs import ALL
 from tests.support.proof import between_marks
+from tests.tuning.live import PROVOKED
 
 (RTX_4090,) = find("4090")
 IMAGE = "vllm/vllm-openai:v0.32.0"
@@ -349,3 +350,7 @@ def test_cards_are_named_where_they_differ_and_engines_on_one_gpu_are_added_up(t
     assert {subject for rule, subject in found if rule == "cache_shared"} == {
         "deepseek-7b on gpu-a", "deepseek-7b on gpu-b",
     }  # fmt: skip
+
+
+def test_every_finding_of_a_running_engine_is_brought_about_by_the_proofs() -> None:
+    assert {case.rule for case in PROVOKED} == {rule.id for rule in catalogue() if rule.kind == "live"}
