@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from control.tuning.histogram import Histogram, joined
-from control.tuning.samples import BackendSample, EdgeSample, EngineSample, ModelSample
+from control.tuning.samples import BackendSample, Counted, EdgeSample, EngineSample, ModelSample
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,11 @@ class Slo:
 
 
 @dataclass(frozen=True)
-class EngineFacts:
+class EngineFacts(Counted):
     """One engine over ``seconds``. Counts and histograms are of that time alone; what nothing told is None."""
 
     seconds: float
     gauges: tuple[Gauges, ...] = ()
-    preemptions: float | None = None
-    prefix_queries: float | None = None
-    prefix_hits: float | None = None
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
-    ttft: Histogram | None = None
-    itl: Histogram | None = None
-    queue: Histogram | None = None
-    prefill: Histogram | None = None
-    decode: Histogram | None = None
-    prompts: Histogram | None = None
-    iterations: Histogram | None = None
-    kv_tokens: int | None = None
-    prefix_caching: bool | None = None
     limit: float | None = None
     edge: BackendSample = field(default_factory=BackendSample)
     asked: Asked = Asked()

@@ -50,16 +50,10 @@ _EDGE_NAMES = ("signalbox_queue_", "signalbox_ttft_", "signalbox_itl_", "signalb
 Labels = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class EngineSample:
-    """One engine at ``at`` (monotonic seconds). Counters and histograms since its start; ``kv_usage`` 0 to 1."""
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What an engine counts: since its start in a sample, in a window in facts. None: nothing told it."""
 
-    at: float
-    #: When the server's process began (Unix seconds): another one counts from 0 again.
-    started: float | None = None
-    running: float | None = None
-    waiting: float | None = None
-    kv_usage: float | None = None
     preemptions: float | None = None
     #: Tokens looked up in the prefix cache, and those found there.
     prefix_queries: float | None = None
@@ -78,6 +72,18 @@ class EngineSample:
     iterations: Histogram | None = None
     kv_tokens: int | None = None
     prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True)
+class EngineSample(Counted):
+    """One engine at ``at`` (monotonic seconds). Counters and histograms since its start; ``kv_usage`` 0 to 1."""
+
+    at: float
+    #: When the server's process began (Unix seconds): another one counts from 0 again.
+    started: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
 
 
 @dataclass(frozen=True)

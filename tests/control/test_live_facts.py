@@ -161,9 +161,9 @@ signalbox_ttft_seconds_count{model="m"} 3
 # Windows.
 
 FIRST = EngineSample(
-    10.0, 1.8e9, 1, 0, 0.1, 5, 1000, 100, 1000, 500, *(histogram() for _ in range(5)),
-    histogram(bounds=(512.0, 4096.0)),
-    None, 4096, True,
+    10.0, 1.8e9, 1, 0, 0.1, preemptions=5, prefix_queries=1000, prefix_hits=100, prompt_tokens=1000,
+    generation_tokens=500, ttft=histogram(), itl=histogram(), queue=histogram(), prefill=histogram(),
+    decode=histogram(), prompts=histogram(bounds=(512.0, 4096.0)), kv_tokens=4096, prefix_caching=True,
 )  # fmt: skip
 
 
