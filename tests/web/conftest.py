@@ -19,6 +19,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 from waitress.server import create_server
 
 from control.web.app import WebSettings, create_app
+from control.web.login import Guard
+from control.web.logins import set_login
 from control.web.poller import FleetView
 from control.web.view import FleetBackend, FleetFacts, FleetModel
 from tests.support.edge import Edge
@@ -161,12 +163,12 @@ def tabs(chromium: Browser) -> Iterator[Tabs]:
     assert tabs.complaints == []
 
 
-def serve_app(sources: Sources, listeners: int = 16) -> tuple[str, FleetView, Any]:
+def serve_app(sources: Sources, listeners: int = 16, **settings: Any) -> tuple[str, FleetView, Any]:
     """The page over turned sources, on a real port: for what a real edge would never say."""
     port = free_port()
     view = sources.view(interval=0.2)
     server = create_server(
-        create_app(view, WebSettings(port=port, listeners=listeners), keys=lambda _now: sources.keys),
+        create_app(view, WebSettings(port=port, listeners=listeners, **settings), keys=lambda _now: sources.keys),
         host="127.0.0.1",
         port=port,
         threads=8,
@@ -177,8 +179,8 @@ def serve_app(sources: Sources, listeners: int = 16) -> tuple[str, FleetView, An
     return f"http://127.0.0.1:{port}/", view, server
 
 
-def _served(sources: Sources) -> Iterator[str]:
-    url, view, server = serve_app(sources)
+def _served(sources: Sources, **settings: Any) -> Iterator[str]:
+    url, view, server = serve_app(sources, **settings)
     yield url
     view.close()
     server.close()
@@ -191,6 +193,13 @@ def evil_page() -> Iterator[str]:
     yield from _served(
         Sources(edge_state(backend("m-1", "down", reason=evil, reported=[evil, "<script>alert(1)</script>"])))
     )
+
+
+@pytest.fixture
+def asking_page(tmp_path: Path) -> Iterator[str]:
+    """A page that asks for a login: alice, "correct horse"."""
+    set_login(tmp_path / "page.logins", "alice", "correct horse")
+    yield from _served(Sources(), guard=Guard("t" * 64, tmp_path / "page.logins"))
 
 
 @pytest.fixture(scope="session")
