@@ -137,7 +137,7 @@ def taken(document: Document, folder: Path) -> Taken:
     to send any file of this machine to an engine of theirs.
     """
     backends = [_resolved(name, entry, folder) for name, entry in document.fleet["backends"].items()]
-    return Taken({**document.fleet, "version": document.version}, tuple(backends))
+    return Taken({**document.fleet, "version": document.version, "published": document.version}, tuple(backends))
 
 
 def missing_files(told: Taken) -> list[str]:

@@ -136,6 +136,7 @@ local function get_state()
     end
     return reply(200, '{"generation":' .. cjson.encode(workers.generation())
         .. ',"fleet_version":' .. current.version
+        .. ',"published_version":' .. (current.published or "null")
         .. ',"keys_version":' .. keys.version()
         .. ',"state":' .. cjson.encode(shared_state.describe())
         .. ',"workers":' .. array(workers.list(), cjson.encode)

@@ -125,6 +125,9 @@ function _M.check(text)
     then
         return "fleet.json needs version, models, backends and names"
     end
+    if given.published ~= nil and type(given.published) ~= "number" then
+        return "published is no number"
+    end
     if given.count_usage ~= nil and type(given.count_usage) ~= "boolean" then
         return "count_usage is not true or false"
     end

@@ -210,6 +210,11 @@ function _M.write(out)
     write_state(out)
     promtext.family(out, "signalbox_fleet_version", "gauge", "Version of fleet.json that is served.")
     promtext.sample(out, "signalbox_fleet_version", "", current.version)
+    if current.published then
+        promtext.family(out, "signalbox_fleet_published_version", "gauge",
+                        "Version of the fleet that a control plane elsewhere has published.")
+        promtext.sample(out, "signalbox_fleet_published_version", "", current.published)
+    end
     promtext.family(out, "signalbox_fleet_hash", "gauge", "Equal in edges that serve the same fleet.yaml.")
     promtext.sample(out, "signalbox_fleet_hash", "", current.hash)
     promtext.family(out, "signalbox_build_info", "gauge", "1; the versions are in the labels.")

@@ -125,6 +125,10 @@ def families(redis: Redis) -> Iterator[dict[str, exposition.Family]]:
             for number in range(6):  # until one meets the engine that is gone
                 edge.post(CHAT, chat("alpha", text=str(number)))
             wait_until("what was counted", lambda: edge.metric("signalbox_connect_retries_total", model="alpha") > 0, 5)
+            told = json.loads((edge.site.paths.conf / "fleet.json").read_text())
+            told |= {"version": told["version"] + 1, "published": 7}  # as in an edge that follows another machine's
+            assert edge.admin("PUT", "/fleet", json=told).status_code == 200
+            wait_until("the fleet to be taken", lambda: edge.state()["published_version"] == 7)
             content = exposition.read(edge.admin("GET", "/metrics").text)
             for name, labels in OF_STORMS.items():
                 assert not content[name].samples[name]

@@ -74,6 +74,9 @@ def test_the_fleet_comes_by_version_and_changes_live(redis: Redis, engine: Scrip
         assert second.chat(chat("another", tokens=1)).status_code == 200
         state = second.state()
         assert state["fleet_version"] == version and state["generation"] == generation, "no reload was needed"
+        assert state["published_version"] == version == second.metric("signalbox_fleet_published_version")
+        assert first.state()["published_version"] is None, "it follows nobody"
+        assert first.metric("signalbox_fleet_hash") == second.metric("signalbox_fleet_hash")
         assert second.status()["problem"] == ""
         shown = second.command("status")
         assert shown.returncode == 0 and f"version {version}, through Redis" in shown.stdout, shown
