@@ -53,7 +53,7 @@ def sides(run: Run, other: Run | None = None) -> tuple[Side, Side]:
         (TTFT, around(0.2, 0.05), around(0.22, 0.05), "same",
          "TTFT P99: no difference that this run can tell (200 ms and 220 ms; between 32 % less and 80 % more)."),
         (TTFT, Estimate(value=4), Estimate(value=1), "unknown",
-         "TTFT P99: 4.00 s and 1.00 s. Without repeats nobody can tell whether that is chance."),
+         "TTFT P99: 4.00 s and 1.00 s (75 % less), measured once."),
         (RATE, around(0, 0), around(5, 1), "better", "Output tokens/s rose from 0.00 to 5.00."),
     ],
 )  # fmt: skip
@@ -107,8 +107,7 @@ def test_what_stands_in_the_way_of_believing_it_comes_first() -> None:
         "a warning",
         "tuned+edge: its own",
         "Each variant was measured once: nothing is known of chance. --repeats 3 gives intervals.",
-        "P99 of 36 requests of the group long is nearly the slowest one of them: a longer run says more about "
-        "the tail.",
+        "P99 is nearly the slowest request where there are few (36 of long): a longer run says more about the tail.",
     ]
 
 

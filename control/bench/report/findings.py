@@ -82,15 +82,17 @@ def _troubles(run: Run) -> Iterator[str]:
 
 def _tails(run: Run) -> Iterator[str]:
     """Where there are too few requests for a 99th percentile."""
+    few = []
     for group in ("", *(run.workload.groups if len(run.workload.groups) > 1 else ())):
         each = [one.groups.get(group) if group else one.figures for one in run.variants]
         counts = [one.ttft.count for one in each if one is not None and one.ttft is not None]
         if counts and min(counts) < _FEW:
-            whose = f" of the group {group}" if group else ""
-            yield (
-                f"P99 of {min(counts)} requests{whose} is nearly the slowest one of them: a longer run says more about "
-                "the tail."
-            )
+            few.append(f"{min(counts)} of {group}" if group else f"{min(counts)} in all")
+    if few:
+        yield (
+            f"P99 is nearly the slowest request where there are few ({', '.join(few)}): a longer run says more about "
+            "the tail."
+        )
 
 
 def findings(comparison: Comparison) -> list[Finding]:
@@ -138,7 +140,8 @@ def sentence(one: Difference) -> str:
     before, after = one.values()
     title = one.title if one.group else one.title[:1].upper() + one.title[1:]
     if one.verdict == "unknown":
-        return f"{title}: {before} and {after}. Without repeats nobody can tell whether that is chance."
+        by = "" if one.change is None else f" ({_signed(one.change)})"
+        return f"{title}: {before} and {after}{by}, measured once."
     if one.verdict == "same":
         far = _far(one)
         if far is None or one.least is None or one.most is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from control.bench.report.quantities import METRICS
 from control.bench.report.timelines import longest_gaps, token_rate
 from control.bench.results import Figures, Metric, Pass, Run
 
-#: Parts of a pass whose longest gap between tokens is drawn.
-_BINS = 150
+#: Parts of a pass whose longest gaps between tokens are drawn: so many, but none shorter than so many seconds.
+_BINS, _LEAST_BIN = 150, 0.25
 _METRIC_NAMES: dict[Metric, str] = {
     "ttft": "TTFT: until the first token",
     "tpot": "TPOT: each token after the first",
@@ -90,10 +91,8 @@ def _gaps(one: Pass, requests: Sequence[Request]) -> tuple[list[float], list[flo
     seconds = one.ended - one.started
     if not requests or seconds <= 0:
         return [], []
-    return (
-        [(number + 0.5) * seconds / _BINS for number in range(_BINS)],
-        longest_gaps(requests, one.started, seconds, _BINS),
-    )
+    bins = min(_BINS, math.ceil(seconds / _LEAST_BIN))
+    return [(at + 0.5) * seconds / bins for at in range(bins)], longest_gaps(requests, one.started, seconds, bins)
 
 
 def _panels(one: Pass, gaps: tuple[list[float], list[float | None]], tops: Mapping[str, float]) -> list[Panel]:
@@ -107,7 +106,7 @@ def _panels(one: Pass, gaps: tuple[list[float], list[float | None]], tops: Mappi
         Panel("output tokens/s", tops["rate"], "", [("a", seen.t, token_rate(seen))]),
     ]  # fmt: skip
     if gaps[0]:
-        found.append(Panel("longest gap between two tokens", tops["gap"], "s", [("a", *gaps)]))
+        found.append(Panel("longest gap between two tokens", tops["gap"], " s", [("a", *gaps)]))
     return found
 
 

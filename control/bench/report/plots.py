@@ -137,7 +137,7 @@ def _panel(panel: Panel, upper: float, x: Callable[[float], float], right: float
     parts = [f'<text class="panel" x="{_LEFT}" y="{upper - 5}">{escape(panel.title)}</text>']
     for number in range(int(top / step + 0.001) + 1):
         value = number * step
-        label = tick(value) if panel.unit == "s" and value else f"{value:g}{panel.unit}"
+        label = tick(value) if panel.unit == " s" and value else f"{value:g}{panel.unit}"
         parts.append(_across(_LEFT, right, lower - value / top * _PANEL, label))
     for name, moments, values in panel.lines:
         stretches = [[(x(at), lower - min(value / top, 1.0) * _PANEL) for at, value in stretch]

@@ -12,6 +12,8 @@ from control.bench.report.quantities import BY_KEY, QUANTITIES, interval, number
 from control.bench.results import Figures, Run, Slo, Variant
 
 NOTHING = "–"
+#: Parameters of the workload that are told elsewhere.
+_SAID = ("title", "requests")
 VERDICTS = {"better": "better", "worse": "worse", "same": "no difference to tell", "unknown": "one repeat"}
 
 
@@ -153,7 +155,7 @@ def conditions(run: Run) -> list[tuple[str, str]]:
     found = [
         ("workload", f"{work.title} ({work.name}, scale {work.scale}), {work.requests:,} requests a pass"),
         ("parameters", ", ".join(f"{key}: {_plain(value)}" for key, value in work.parameters.items()
-                                 if not isinstance(value, dict))),
+                                 if not isinstance(value, dict) and key not in _SAID)),
         ("capacity", f"{number(work.capacity)} requests/s" if work.capacity else ""),
         ("SLO", slo(run.slo)),
         ("repeats", str(run.repeats)),
