@@ -47,6 +47,7 @@ def run(
 
     from control.bench import stand, store
     from control.bench import workload as workloads
+    from control.bench.report.files import write
     from control.bench.session import Plan, Session
     from control.bench.slo import parse_slo
     from control.bench.summary import print_summary
@@ -78,7 +79,7 @@ def run(
             console.print(f"What was measured until then: {folder}", soft_wrap=True, markup=False)
             raise
     print_summary(found, console)
-    console.print(f"Everything of this run: {folder}", soft_wrap=True, markup=False)
+    console.print(f"The report: {write(folder)[0]}", soft_wrap=True, markup=False)
 
 
 @bench.command()

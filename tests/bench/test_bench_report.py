@@ -267,6 +267,21 @@ def test_report_writes_three_files(runs: Path) -> None:
     assert blocked.exit_code == 1 and "cannot be written" in blocked.output
 
 
+def test_the_terminal_says_what_matters_last_and_runs_can_be_copied(runs: Path) -> None:
+    shown = bench(runs, "show", "a")
+    assert shown.exit_code == 0, shown.output
+    last = shown.output.splitlines()[-6:]
+    assert last[0].startswith("tuned beside default: TTFT P99 fell from 3.24 s to 1.17 s;")
+    assert (
+        last[3] == "warning: default: 3 of 288 requests failed (3 ended in the middle). They count in no other figure."
+    )
+    long = "20261130-160000-our-own-workload"
+    (runs / "runs" / "a").rename(runs / "runs" / long)
+    (runs / "runs" / "b" / "run.json").write_text("{")
+    listed = bench(runs, "list").output
+    assert long in listed and "complete" in listed and "run.json is no run" in listed
+
+
 def test_requests_are_read_from_the_run_alone(runs: Path) -> None:
     outside = runs / "outside.jsonl"
     outside.write_text(request(1796055000.0, 0.1, [0.02]).to_json() + "\n")

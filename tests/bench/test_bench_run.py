@@ -87,6 +87,8 @@ def test_three_variants_beside_each_other(folder: Path) -> None:
     assert left(folder) == []
     for text in ("direct", "edge", "slow", "TTFT P99", "scripted"):
         assert text in done.stdout
+    report = (folder / "runs" / run.id / "report.html").read_text()
+    assert "edge beside direct" in report and "longest gap between two tokens" in report, "with the requests' own gaps"
     for command in (["list"], ["show", "last"]):
         shown = CliRunner().invoke(main, ["--fleet", str(folder / "fleet.yaml"), "bench", *command])
         assert shown.exit_code == 0 and "direct" in shown.output

@@ -31,7 +31,7 @@ def report(run: Run) -> str:
     lines += _table("All requests", names, tables.variants(run))
     for group, rows in tables.groups(run).items():
         lines += _table(f"Requests of the group {group}", names, rows)
-    lines += _table("What the engines counted", names, tables.counters(run))
+    lines += _table("What engines and edge counted", names, tables.counters(run))
     lines += _table("What was compared", names, tables.settings(run))
     lines += _list("How it was measured", [f"{name}: {text}" for name, text in tables.conditions(run)])
     return "\n".join(lines).rstrip() + "\n"

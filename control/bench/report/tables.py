@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from control.bench.report.compare import Comparison
@@ -39,20 +39,20 @@ def plain(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
-def variants(run: Run) -> list[Row]:
-    """All figures of all variants, over all requests."""
+def variants(run: Run, keys: Collection[str] = BY_KEY) -> list[Row]:
+    """The figures of all variants, over all requests."""
     whole = [one.figures for one in run.variants]
-    return [Row("whole answers", [_whole(one) for one in whole]), *_figures(whole)]
+    return [Row("whole answers", [_whole(one) for one in whole]), *_figures(whole, keys)]
 
 
-def groups(run: Run) -> dict[str, list[Row]]:
+def groups(run: Run, keys: Collection[str] = BY_KEY) -> dict[str, list[Row]]:
     """The same for each group of requests; empty where there is one group alone."""
     if len(run.workload.groups) < 2:
         return {}
     found = {}
     for name in run.workload.groups:
         each = [one.groups.get(name) for one in run.variants]
-        found[name] = [Row("whole answers", [_whole(one) for one in each]), *_figures(each)]
+        found[name] = [Row("whole answers", [_whole(one) for one in each]), *_figures(each, keys)]
     return found
 
 
@@ -62,12 +62,12 @@ def _whole(figures: Figures | None) -> Cell:
     return Cell(f"{figures.succeeded:,} of {figures.sent:,}", failures(figures))
 
 
-def _figures(each: Sequence[Figures | None]) -> list[Row]:
+def _figures(each: Sequence[Figures | None], keys: Collection[str]) -> list[Row]:
     rows: list[Row] = []
     last = ""
     for quantity in QUANTITIES:
         estimates = [None if one is None else quantity.of(one) for one in each]
-        if all(one is None for one in estimates):
+        if quantity.key not in keys or all(one is None for one in estimates):
             continue
         by = scale(quantity.kind, [one.value for one in estimates if one is not None])
         cells = [Cell(NOTHING) if one is None else Cell(shown(one.value, by), interval(one, by)) for one in estimates]
@@ -78,7 +78,7 @@ def _figures(each: Sequence[Figures | None]) -> list[Row]:
 
 
 def counters(run: Run) -> list[Row]:
-    """What the engines counted; rows that no engine told of are left out."""
+    """What engines and edge counted; rows that none of them told of are left out."""
 
     def count(variant: Variant, name: str) -> str:
         value = getattr(variant.engine, name, None)
@@ -100,9 +100,20 @@ def counters(run: Run) -> list[Row]:
         Row("tokens of one scheduler step, mean", [Cell(step(one)) for one in run.variants]),
         Row("prompt tokens", [Cell(count(one, "prompt_tokens")) for one in run.variants]),
         Row("generated tokens", [Cell(count(one, "generation_tokens")) for one in run.variants]),
+        Row("waited in the edge, P99", [Cell(_waited(run, one.name)) for one in run.variants]),
         Row("size of the KV cache, tokens", [Cell(count(one, "kv_cache_tokens")) for one in run.variants]),
     ]
     return [row for row in rows if any(cell.text != NOTHING for cell in row.cells)]
+
+
+def _waited(run: Run, variant: str) -> str:
+    """The longest of the passes: a queue that was there once was there."""
+    waits = [
+        one.edge.queue_wait.p99.value
+        for one in run.passes
+        if one.variant == variant and one.usable and one.edge and one.edge.queue_wait
+    ]
+    return shown(max(waits), scale("seconds", waits)) if waits else NOTHING
 
 
 PASS_FIGURES = ("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "output_tokens_per_second")
