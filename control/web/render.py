@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from jinja2 import Environment
 from markupsafe import Markup
 
 from control.web.formats import FILTERS
+from control.web.history import BINS
 from control.web.plots import lines
 from control.web.texts import Words
 from control.web.view import Snapshot
@@ -46,7 +48,7 @@ class Renderer:
     """Renders with the app's Jinja environment (autoescape on) and keeps the newest results."""
 
     def __init__(self, environment: Environment) -> None:
-        environment.filters.update(FILTERS, plot=lines)
+        environment.filters.update(FILTERS, plot=partial(lines, length=BINS))
         self._environment = environment
         self._lock = threading.Lock()
         self._version = -1

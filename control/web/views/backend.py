@@ -9,7 +9,7 @@ from typing import Any
 from control.engines.origins import running_value
 from control.web.engine_logs import EngineLogs
 from control.web.formats import NONE, percent, rate, span, whole
-from control.web.history import BINS, backend_series
+from control.web.history import backend_series
 from control.web.plots import top
 from control.web.texts import Words
 from control.web.view import BackendView, Snapshot
@@ -62,7 +62,7 @@ class Backend:
 
     def context(self) -> Mapping[str, Any]:
         """See View."""
-        return {"bins": BINS}
+        return {}
 
     def parts(self, snapshot: Snapshot, words: Words, macros: Macros, shared: Macros) -> Parts:
         """See View. A backend that has just left has a summary only."""

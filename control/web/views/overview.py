@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from control.web.formats import percent, rate, span, whole
-from control.web.history import BINS, Bin, model_series
+from control.web.history import model_series
 from control.web.plots import top
 from control.web.texts import Words
 from control.web.traffic import ALL
@@ -42,7 +42,7 @@ class Overview:
 
     def context(self) -> Mapping[str, Any]:
         """See View."""
-        return {"bins": BINS}
+        return {}
 
     def parts(self, snapshot: Snapshot, words: Words, macros: Macros, shared: Macros) -> Parts:
         """See View."""
@@ -66,15 +66,11 @@ def figures(snapshot: Snapshot, words: Words) -> list[Figure]:
     """The fleet's numbers over the last minute, with their last hour."""
     now, found = snapshot.traffic.get(ALL), []
     for title, lines, written in _FIGURES:
-        series = [(_name(name, words), field, _series(snapshot.bins, field)) for name, field in lines]
+        series = [(_name(name, words), field, model_series(snapshot.bins, field)) for name, field in lines]
         shown = [(name, written(getattr(now, field) if now else None), points) for name, field, points in series]
         highest = top(points for _, _, points in shown)
         found.append((words(title), shown, written(highest) if highest else ""))
     return found
-
-
-def _series(bins: tuple[Bin, ...], field: str) -> list[float | None]:
-    return model_series(bins, field)
 
 
 def _name(name: str, words: Words) -> str:
