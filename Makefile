@@ -25,7 +25,7 @@ PYTEST = .venv/bin/python -m pytest
 # What measures time or takes all cores runs alone. All others wait most of the time, and run two files at a time; a file's
 # tests share what their fixtures start.
 ALONE = tests/balancing tests/bench tests/front_desk tests/vllm tests/docker/test_vllm_container.py tests/web/test_browser.py
-SIDE_BY_SIDE = -n 2 --dist loadfile $(ALONE:%=--ignore=%)
+SIDE_BY_SIDE = -n 2 --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore=%)
 BUSTED = busted --lua=/usr/bin/luajit tests/lua
 
 help: ## this list

@@ -81,7 +81,7 @@ def test_where_ssh_goes(url: str, target: Target, shown: str, command: str) -> N
         ({"tunnel": "ssh://b", "local": True}, "tunnel is for other machines, and local: true is this one"),
         ({"tunnel": "ssh://b", "address": "10.0.0.5"}, "a loopback address such as 127.0.0.2"),
         ({"tunnel": "ssh://b", "address": "localhost"}, "a loopback address such as 127.0.0.2"),
-        ({"tunnel": "ssh://b", "gpus": 1}, "gpu_memory and volumes are for hosts with docker"),
+        ({"tunnel": "ssh://b", "gpus": 1}, "gpu_memory, dcgm and volumes are for hosts with docker"),
         ({"tunnel": "ssh://-oProxyCommand=x@b"}, "tunnel: must be ssh (beside docker: ssh://...), or ssh://user@host"),
         ({"tunnel": "ssh://b/path"}, "tunnel: must be ssh (beside docker: ssh://...), or ssh://user@host"),
         ({"tunnel": "ssh://b:99999"}, "hosts.box.tunnel: the port must be from 1 to 65535, not 99999"),
