@@ -79,3 +79,4 @@ def test_a_report_can_be_read_everywhere_and_asks_nobody(tabs: Tabs, tmp_path: P
     light.emulate_media(media="print")
     folded = light.locator("details:not([open]) svg.plot").first.bounding_box()
     assert folded is not None and folded["height"] > 120, "what is folded away is printed all the same"
+    assert not light.locator("details.long table").first.is_visible(), "but for tables that would take pages"

@@ -85,7 +85,10 @@ def compare(before: Side, after: Side) -> Comparison:
             f"{before.label} and {after.label} cannot be compared: {'; '.join(problems)}.",
             "Measure both with the same workload and scale.",
         )
-    return Comparison(before, after, list(_differences(before, after)), list(_warnings(before, after)))
+    warnings = [*_of_runs(before.run, after.run), *_of_variants(before.variant, after.variant)]
+    if before.run.id != after.run.id:
+        warnings += _between_runs(before, after)
+    return Comparison(before, after, list(_differences(before, after)), warnings)
 
 
 def _differences(before: Side, after: Side) -> Iterator[Difference]:
@@ -123,26 +126,26 @@ def _refusals(before: Side, after: Side) -> Iterator[str]:
         yield "the engines of one were scripted"
 
 
-def _warnings(before: Side, after: Side) -> Iterator[str]:
-    one, other = before.run, after.run
+def _of_runs(one: Run, other: Run) -> Iterator[str]:
     for run in (one,) if one.id == other.id else (one, other):
         if run.state != "complete":
             yield f"{run.id} is not complete ({run.state})."
         late = sum(bool(each.client and each.client.overloaded) for each in run.passes)
         if late:
             yield f"{run.id}: the load generator did not keep up in {late} of {len(run.passes)} passes."
-    failed = [_failed(side.variant) for side in (before, after)]
-    if abs(failed[0] - failed[1]) > 0.01:
+
+
+def _of_variants(one: Variant, other: Variant) -> Iterator[str]:
+    failed, failed_then = _failed(one), _failed(other)
+    if abs(failed - failed_then) > 0.01:
         yield (
-            f"{failed[0]:.1%} and {failed[1]:.1%} of the requests failed: the figures are of whole answers, so the "
-            "side that failed more had less to do."
+            f"{failed:.1%} and {failed_then:.1%} of the requests failed: the figures are of whole answers, so the side "
+            "that failed more had less to do."
         )
-    if before.variant.model != after.variant.model:
-        yield f"The models are {before.variant.model} and {after.variant.model}."
-    if before.variant.engines != after.variant.engines:
-        yield f"The engines are {before.variant.engines} and {after.variant.engines}."
-    if one.id != other.id:
-        yield from _between_runs(before, after)
+    if one.model != other.model:
+        yield f"The models are {one.model} and {other.model}."
+    if one.engines != other.engines:
+        yield f"The engines are {one.engines} and {other.engines}."
 
 
 def _between_runs(before: Side, after: Side) -> Iterator[str]:
@@ -175,9 +178,13 @@ def _change(old: float, new: float) -> float | None:
 
 
 def pairs(run: Run) -> list[Comparison]:
-    """What a report compares: each variant with the first one, and the edge with the same engines without it."""
+    """What a report compares: each variant with the first one, and the edge with the same engines without it.
+
+    What holds for the whole run is no warning of theirs: the report begins with it.
+    """
     sides = [Side(run, variant) for variant in run.variants if variant.figures is not None]
-    found = [compare(sides[0], side) for side in sides[1:]]
     by_name = {side.variant.name: side for side in sides[1:]}
-    found += [compare(side, by_name[f"{name}+edge"]) for name, side in by_name.items() if f"{name}+edge" in by_name]
-    return found
+    chosen = [(sides[0], side) for side in sides[1:]]
+    chosen += [(side, by_name[f"{name}+edge"]) for name, side in by_name.items() if f"{name}+edge" in by_name]
+    return [Comparison(one, other, list(_differences(one, other)), list(_of_variants(one.variant, other.variant)))
+            for one, other in chosen]  # fmt: skip

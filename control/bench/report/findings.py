@@ -75,7 +75,8 @@ def _troubles(run: Run) -> Iterator[str]:
     yield from run.warnings
     for variant in run.variants:
         yield from (f"{variant.name}: {warning}" for warning in variant.warnings)
-    if all(len({one.repeat for one in run.passes if one.variant == each.name}) < 2 for each in run.variants):
+    repeats = [len({one.repeat for one in run.passes if one.variant == each.name}) for each in run.variants]
+    if run.passes and max(repeats, default=0) < 2:
         yield "Each variant was measured once: nothing is known of chance. --repeats 3 gives intervals."
     yield from _tails(run)
 
