@@ -42,6 +42,13 @@ _TOKENIZER: dict[str, Any] = {
 _TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "model_max_length": 10**9}
 #: Its processes that send; each holds hundreds of streams, and the engines may need the cores.
 _WORKERS = max(1, (os.cpu_count() or 1) // 4)
+#: AIPerf takes an API key as an argument alone, which the whole machine sees. This adds it inside the process.
+_KEY = "SIGNALBOX_BENCH_SENT_KEY"
+_START = (
+    "import os, sys; from aiperf.cli import app; "
+    f"key = os.environ.pop('{_KEY}', ''); sys.argv = ['aiperf', *sys.argv[1:], *(['--api-key', key] if key else [])]; "
+    "sys.exit(app())"
+)
 #: Seconds for it to write down what it has after it was told to end.
 _END_SECONDS = 20.0
 
@@ -96,19 +103,35 @@ def _fingerprint() -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """What AIPerf is told of one pass. ``urls`` are asked in turn; ``timeout`` is seconds; ``key`` may be empty."""
+    """What AIPerf is told of one pass. ``urls`` are asked in turn; ``timeout`` is seconds; ``key`` may be empty.
+
+    ``verify``: False where the certificate cannot fit, as with our own edge at a loopback address; or the file of the
+    authority that signed it.
+    """
 
     urls: Sequence[str]
     model: str
     in_flight: int | None  # None: as the timestamps say
     timeout: float
     key: str = ""
+    verify: bool | Path = True
+
+    def environment(self) -> dict[str, str]:
+        """What AIPerf is told in its environment: nobody sees it in the list of processes."""
+        told = {"AIPERF_RECORD_RAW_EXPORT_BATCH_SIZE": "1"}  # each request is written when it ends, not in blocks
+        if self.key:
+            told[_KEY] = self.key
+        if isinstance(self.verify, Path):
+            told["SSL_CERT_FILE"] = str(self.verify)
+        elif not self.verify:
+            told["AIPERF_HTTP_SSL_VERIFY"] = "false"
+        return told
 
 
 def command(folder: Path, load: Load, data: Dataset, file: Path, out: Path) -> list[str]:
     """The arguments of one pass. Never has the key: that is told in the environment."""
     kind = "multi_turn" if data.chat else "mooncake_trace"
-    argv = [str(folder / "bin" / "python"), str(folder / "bin" / "aiperf"), "profile", "--model", load.model]
+    argv = [str(folder / "bin" / "python"), "-c", _START, "profile", "--model", load.model]
     for url in load.urls:
         argv += ["--url", url]
     argv += ["--endpoint-type", "chat", "--streaming", "--use-server-token-count"]
@@ -133,13 +156,8 @@ class Running:
         self._out, self._log = out, out / "aiperf.out"
         self._read: dict[Path, int] = {}
         self.requests: list[Request] = []
-        environment = {
-            **os.environ,
-            "AIPERF_RECORD_RAW_EXPORT_BATCH_SIZE": "1",  # each request is written when it ends, not in blocks
-        }
+        environment = {**os.environ, **load.environment()}
         environment.pop("HF_HUB_OFFLINE", None)  # with it AIPerf looks for a local tokenizer folder on a hub
-        if load.key:
-            environment["OPENAI_API_KEY"] = load.key
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 command(folder, load, data, file, out), env=environment, cwd=out, stdin=subprocess.DEVNULL, stdout=log,

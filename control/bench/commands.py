@@ -63,7 +63,9 @@ def run(
     if running and {one.name for one in chosen} - {"direct", "edge"}:
         raise BenchRunError("--running starts nothing, so settings stay as they are.", "Use --variants direct,edge.")
     if running:
-        stand.running(loaded, model)
+        serving = stand.running(loaded, model)
+        for one in chosen:
+            serving.key(one.way)  # a missing one is told before anything is measured
     else:
         stand.require_idle(loaded)
     limits = parse_slo(slo) if slo else stand.slo_of(loaded, model)

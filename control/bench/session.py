@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -150,8 +151,9 @@ class Session:
         try:
             yield stand.start(fleet, plan.model, self._log)
         finally:
-            self._progress("Ending engines")
-            stand.end(fleet, self._log)
+            with _uninterrupted():
+                self._progress("Ending engines")
+                stand.end(fleet, self._log)
 
     def _one(self, serving: Stand, choice: Choice, repeat: int) -> None:
         plan = self._plan
@@ -241,7 +243,7 @@ class Session:
         out = self.folder / f"{stem}.aiperf"
         load = aiperf.Load(
             serving.urls(choice.way), serving.name(choice.way), in_flight, self._plan.workload.timeout / 1000,
-            serving.key(choice.way),
+            serving.key(choice.way), serving.verify(choice.way),
         )  # fmt: skip
         sender = aiperf.Running(self._runtime, load, data, out)
         edge = serving.edge_metrics if choice.way == "edge" else None
@@ -259,6 +261,21 @@ class Session:
         requests = sorted(as_scheduled(sender.finish(), data.schedule), key=lambda one: one.started)
         shutil.rmtree(out, ignore_errors=True)
         return requests, seen
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block: engines that are half ended would be left behind."""
+    asked: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def live(requests: Sequence[Request], most: int) -> str:

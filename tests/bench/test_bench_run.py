@@ -85,6 +85,7 @@ def test_three_variants_beside_each_other(folder: Path) -> None:
         assert variant.figures is not None and variant.figures.slo_share is not None, "the model's own limits"
         assert set(variant.groups) == {"short", "long"}
     assert left(folder) == []
+    assert (folder / "runs" / run.id / "report.html").stat().st_size > 10_000
     for text in ("direct", "edge", "slow", "TTFT P99", "scripted"):
         assert text in done.stdout
     report = (folder / "runs" / run.id / "report.html").read_text()
