@@ -7,9 +7,9 @@ or absent, never 0. docs/bench.md says how each figure is defined.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from control.errors import BenchRunError
 
@@ -157,6 +157,12 @@ class Timeline(Strict):
     cpu: list[float | None] = []
     engine_cpu: list[float | None] = []
     memory: list[float | None] = []
+
+    @model_validator(mode="after")
+    def _even(self) -> Self:
+        if any(len(getattr(self, name)) != len(self.t) for name in type(self).model_fields):
+            raise ValueError("the columns of a timeline are of equal length")
+        return self
 
 
 class Mark(Strict):

@@ -154,7 +154,9 @@ def test_what_else_was_different_is_told() -> None:
 
 def test_the_rate_of_tokens_swings_and_its_ends_do_not_count() -> None:
     tokens = [0.0, 0.0, 100, 200, 400, 500, 700, 800, 1000, 1100, 1300, 1400, 1401]
-    seen = Timeline(t=[float(at) for at in range(13)], generation_tokens=tokens, running=[0, *[4.0] * 11, 1])
+    columns: dict[str, list[Any]] = {name: [None] * 13 for name in Timeline.model_fields}
+    columns |= {"t": list(range(13)), "generation_tokens": tokens, "running": [0, *[4.0] * 11, 1]}
+    seen = Timeline.model_validate(columns)
     assert timelines.token_rate(seen)[:5] == [None, 0, 100, 100, 200]
     # From the first full second on: 100, 100, 200, 100, 200, 100, 200, 100, 200, 100: mean 140, deviation 48.99.
     assert timelines.swing(seen) == pytest.approx(48.99 / 140, abs=1e-4)
@@ -307,7 +309,11 @@ def test_compare_in_each_form(runs: Path) -> None:
         assert refused.exit_code == 1 and message in refused.output, refused.output
 
 
-def test_a_run_with_infinity_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(EXAMPLE.read_text().replace('"seed":100', '"seed":100,"ended":Infinity', 1))
-    with pytest.raises(BenchRunError):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"seed":100', '"seed":100,"ended":Infinity'), ('"memory":[', '"memory":[1.0,'), ('"count":285', '"count":"x"')],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "run.json").write_text(EXAMPLE.read_text().replace(old, new, 1))
+    with pytest.raises(BenchRunError, match="is no run that this version can read"):
         results.load(tmp_path)
