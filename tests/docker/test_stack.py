@@ -206,7 +206,7 @@ def test_all_three_come_up_and_serve(stack: Stack, key: str) -> None:
 def test_they_have_no_rights(stack: Stack, key: str) -> None:
     for name in ("edge", "control", "redis"):
         _, said = stack.run(
-            name, "/bin/sh", "-c", "id -u; touch /x /usr/x; grep -E '^(CapEff|NoNewPrivs)' /proc/self/status"
+            name, "/bin/sh", "-c", "exec 2>&1; id -u; touch /x /usr/x; grep -E '^(CapEff|NoNewPrivs)' /proc/self/status"
         )
         assert said.splitlines()[0] == ("999" if name == "redis" else str(ACCOUNT)), said
         assert said.count("Read-only file system") == 2, said
