@@ -257,6 +257,7 @@ class Session:
             sender.stop()
             with contextlib.suppress(BenchRunError, OSError):  # what this pass has until now; it is counted nowhere
                 self._write(f"{stem}.unfinished", sender.finish())
+                shutil.rmtree(out, ignore_errors=True)
             raise
         requests = sorted(as_scheduled(sender.finish(), data.schedule), key=lambda one: one.started)
         shutil.rmtree(out, ignore_errors=True)
