@@ -130,6 +130,8 @@ def stack() -> Iterator[Stack]:
         stack.output = stack.signalbox("run")
         stack.seconds = time.monotonic() - began
         yield stack
+        assert stack.signalbox("down").endswith("Nothing of this fleet runs any more.\n")
+        assert stack.processes() == []
     finally:
         stack.signalbox("down", "--now")
         left = stack.processes()

@@ -259,14 +259,3 @@ def test_a_killed_engine_is_replaced_while_the_other_one_answers(stack: Stack, c
     wait_until("a new engine", replaced, 30)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
     stack.signalbox("run")  # returns when all engines are ready again
-
-
-def test_down_ends_every_process_and_run_brings_it_back(stack: Stack, client: openai.OpenAI) -> None:
-    assert "VLLM" in " ".join(stack.processes()) or len(stack.processes()) >= 6
-    output = stack.signalbox("down")
-    assert output.endswith("Nothing of this fleet runs any more.\n")
-    assert stack.processes() == []
-    with pytest.raises(openai.APIConnectionError):
-        client.models.list()
-    stack.output = stack.signalbox("run")
-    assert client.completions.create(model="smollm2", prompt="Back:", max_tokens=2).choices[0].text
