@@ -102,6 +102,9 @@ for i = 1, (#KEYS - 2) / 2 do
         redis.call('ZADD', short, now + 300, me)
         redis.call('PEXPIRE', short, 5000)
     end
+    if free < 0 then
+        holders[#holders + 1] = me  -- each gives back what it has unused
+    end
     if grant < need or free < 0 then
         tell(holders, hash)
     end

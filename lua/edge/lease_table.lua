@@ -19,6 +19,8 @@ local COUNT, AT, FREE = "leases", "leases/", "leases free"
 local MOST = 50000
 -- Seconds after which a limit or line that nobody uses is forgotten. (A backend: when it has left the fleet.)
 local IDLE = 600
+-- Seconds after a limit has changed in which other edges may still have more of it than they should.
+local SETTLES = 3
 
 
 local _M = {}
@@ -51,6 +53,7 @@ function _M.register(counted, first)
             log(ERR, "edge: leases: could not store ", id, ": ", err)
             return
         end
+        dict:safe_set("changed:" .. id, true, SETTLES)
     end
     if counted.model and not dict:get("model:" .. id) then
         dict:safe_set("model:" .. id, counted.model)
@@ -60,6 +63,12 @@ function _M.register(counted, first)
         return
     end
     counted.lease_key = key
+end
+
+
+-- Whether a limit has changed a moment ago.
+function _M.is_changed(id)
+    return dict:get("changed:" .. id) == true
 end
 
 

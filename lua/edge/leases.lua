@@ -70,7 +70,8 @@ local function settle(item)
     if item.weight == 0 and item.lent ~= item.like then
         item.counted.dry_until = now() + DRY
     end
-    if item.model and (item.need == 0 and item.weight > 0 or item.lent and item.lent > 0) then
+    local there = item.need == 0 and item.weight > 0 and lending.has_unused(id)
+    if item.model and (there or item.lent and item.lent > 0) then
         announce(item.model)
     end
 end
@@ -83,12 +84,13 @@ local function ask_for(list)
     end
     local missing = {}
     for _, item in ipairs(list) do
-        local lease
-        item.need, lease = lending.missing(item.id, item.weight)
+        local trimmed = lending.trim(item.id)
+        local need_now, lease = lending.missing(item.id, item.weight)
+        item.need = need_now
         if item.weight == 0 then
             item.like = max(0, lending.liked(item.id, item.counted.limit) - lease)
         end
-        if item.need > 0 or item.like > 0 then
+        if item.need > 0 or item.like > 0 or trimmed then
             missing[#missing + 1] = item
         end
     end

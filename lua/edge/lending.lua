@@ -77,12 +77,6 @@ function _M.missing(id, weight)
 end
 
 
--- Whether all of a limit is lent to this edge: then no other one has any.
-function _M.has_all(counted)
-    return (dict:get(counted.lease_key) or 0) >= counted.limit
-end
-
-
 -- Whether this edge has been lent more than is in flight.
 function _M.has_unused(id)
     return (dict:get("lease:" .. id) or 0) > slots.held(id)
@@ -111,6 +105,24 @@ local function lower(id, to)
         dict:set(key, to)
     end
     return to
+end
+
+
+-- Whether just all of a limit is lent to this edge: then no other one has any.
+function _M.has_all(counted)
+    return dict:get(counted.lease_key) == counted.limit and not lease_table.is_changed(counted.count_id)
+end
+
+
+-- Lowers what is lent to a limit that has become smaller. Under the lock. Whether other edges may have too
+-- much as well: they hear of it with the next exchange.
+function _M.trim(id)
+    local limit = dict:get("bound:" .. id)
+    if limit and (dict:get("lease:" .. id) or 0) > limit then
+        lower(id, limit)
+        return true
+    end
+    return lease_table.is_changed(id)
 end
 
 
