@@ -170,6 +170,7 @@ def stop(settings: Settings, now: bool, wait: float) -> None:
 @click.pass_obj
 def reload(settings: Settings) -> None:
     """Render fleet.yaml and make the running edge take it; put the last good files back when it does not."""
+    from control import up as containers
     from control.edge.site import state_paths
     from control.fleet.load import load
     from control.foreground import reload_anywhere
@@ -179,6 +180,7 @@ def reload(settings: Settings) -> None:
     _print(reload_anywhere(loaded))
     if tell_to_reload(state_paths(loaded)):
         click.echo("The control plane reads fleet.yaml again (its control.log says what it found).")
+    _print(containers.pending(loaded, state_paths(loaded)))
 
 
 @main.command()
@@ -197,7 +199,7 @@ def status(ctx: click.Context, as_json: bool) -> None:
     loaded = load(ctx.obj.fleet, edge_only=True)
     found = report.collect(state_paths(loaded), follows=not loaded.fleet.models)
     ways = tunnels.rows(loaded, state_paths(loaded), bool(daemon_address(state_paths(loaded))))
-    rows = containers.rows(loaded, state_paths(loaded)) if containers.has_containers(loaded) else []
+    rows = containers.rows(loaded, state_paths(loaded))
     engines = engine_report.collect(loaded)
     if as_json:
         click.echo(report.as_json(found, rows, engines, ways))

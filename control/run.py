@@ -77,7 +77,8 @@ def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = Fa
         _check_first(site)
         _prepare(loaded, site.paths, console)
         _advise(loaded, console)
-        hosts = stack.enter_context(Hosts(loaded, site.paths)) if containers.has_containers(loaded) else None
+        some = containers.has_containers(loaded, site.paths)
+        hosts = stack.enter_context(Hosts(loaded, site.paths)) if some else None
         planned = containers.announce(loaded, hosts, console, names, pull) if hosts is not None else None
         # The edge comes first: when it refuses a change, no engine has been stopped for it.
         _start_edge(site, console)
@@ -85,7 +86,7 @@ def run(path: Path, console: Console, names: Sequence[str] = (), pull: bool = Fa
         for line in tunnels.settled(loaded, site.paths):
             console.print(line, markup=False, soft_wrap=True)
         if hosts is not None and planned is not None:
-            containers.converge(planned, hosts, site.paths, console)
+            containers.converge(planned, hosts, site.paths, console, way=tunnels.in_the_way(loaded, site.paths))
         _wait_for_engines(loaded, site.paths, console, names)
         _say_what_next(loaded, site.paths, console)
 
@@ -144,7 +145,7 @@ def down(path: Path, console: Console, now: bool = False) -> None:
         console.print(f"The engine {identity} was stopped.")
     for identity in ways:
         console.print(f"The tunnel to {identity} was ended.")
-    if fleet is not None and containers.has_containers(fleet):
+    if fleet is not None and containers.has_containers(fleet, paths):
         containers.stop(fleet, paths, console, None)
     refuse_elsewhere(path, paths)
     if broken is not None:

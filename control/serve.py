@@ -45,6 +45,7 @@ from control.paths import StatePaths
 from control.sharing.draining import SharedGate
 from control.sharing.repeat import Repeater
 from control.tuning.lookout import Lookout
+from control.tunnels.report import in_the_way
 from control.tunnels.supervisor import Tunnels
 from control.web.app import create_app
 from control.web.engine_logs import EngineLogs
@@ -225,7 +226,7 @@ class Daemon:
         self._paths = paths
         self._supervisor = Supervisor(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._repeater = Repeater(lambda: self._loaded, paths)
-        self._reconciler = Reconciler(loaded, paths)
+        self._reconciler = Reconciler(loaded, paths, ways=lambda fleet: in_the_way(fleet, paths))
         self._tunnels = Tunnels(loaded, paths, gate=SharedGate(paths, lambda: self._loaded))
         self._page = Page(loaded, paths)
         jobs = Jobs()

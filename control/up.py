@@ -20,6 +20,7 @@ from control.engines.adoption import unlike
 from control.engines.containers import ContainerSpec, container_spec, container_specs, docker_backends
 from control.engines.converge import Tools
 from control.engines.hosts import Hosts
+from control.engines.left_hosts import left
 from control.engines.ownership import Adopted, adopt
 from control.engines.plan import Found, Seen, Step, gone, plan
 from control.engines.rollout import Rollout
@@ -29,6 +30,7 @@ from control.fleet.messages import did_you_mean
 from control.fleet.resolve import ResolvedBackend, resolve_backends
 from control.paths import StatePaths
 from control.terminal import EngineRow, EngineTable, Steps
+from control.tunnels.report import in_the_way
 
 #: Seconds that threads get to end after Ctrl-C; Docker may still be answering.
 CANCEL_SECONDS = 10.0
@@ -46,9 +48,9 @@ class Planned:
     problems: dict[str, EngineError]
 
 
-def has_containers(loaded: LoadedFleet) -> bool:
-    """Whether any host of the fleet runs containers."""
-    return any(host.docker is not None for host in loaded.fleet.hosts.values())
+def has_containers(loaded: LoadedFleet, paths: StatePaths) -> bool:
+    """Whether any host of the fleet runs containers, or has left it with some."""
+    return any(host.docker is not None for host in loaded.fleet.hosts.values()) or bool(left(paths, {}))
 
 
 def require_known(loaded: LoadedFleet, names: Iterable[str]) -> None:
@@ -105,10 +107,14 @@ def show_plan(found: Planned, console: Console, details: bool = False) -> None:
         console.print(f"  [bold red]away    [/] {problem.message} {problem.hint}", soft_wrap=True)
 
 
-def converge(found: Planned, hosts: Hosts, paths: StatePaths, console: Console, anew: bool = False) -> None:
+def converge(
+    found: Planned, hosts: Hosts, paths: StatePaths, console: Console, anew: bool = False,
+    way: Callable[[str], str] = lambda _: "",
+) -> None:  # fmt: skip
     """Carry the plan out and show how far it is. Raises EngineError with everything that failed.
 
-    Ctrl-C ends it in good order; the next `up` goes on. ``anew``: what runs as asked is started again.
+    Ctrl-C ends it in good order; the next `up` goes on. ``anew``: what runs as asked is started again. ``way``: why a
+    backend is out of reach whatever its engine does (``control.tunnels.report``).
     """
     states: dict[str, tuple[str, str, str, float]] = {}
 
@@ -117,8 +123,11 @@ def converge(found: Planned, hosts: Hosts, paths: StatePaths, console: Console, 
         since = before[3] if before is not None and before[:2] == (state, phase) else time.time()
         states[backend] = (state, phase, detail, since)
 
+    for step in found.steps:
+        if step.spec is not None and not step.settled:
+            hosts.remember(step.host)
     gate = EdgeGate(paths)
-    tools = Tools(paths, gate, tell, threading.Event())
+    tools = Tools(paths, gate, tell, threading.Event(), way)
     rollout = Rollout(found.steps, hosts.by_name, tools, gate, anew)
     rollout.start()
     with EngineTable(console) as table:
@@ -152,12 +161,13 @@ def _raise_failures(rollout: Rollout, found: Planned) -> None:
 def restart(path: Path, console: Console, names: Sequence[str]) -> None:
     """Start containers anew, one after another, each when it is empty. Raises EngineError."""
     loaded = load(path)
+    paths = state_paths(loaded)
     require_known(loaded, names)
     _require_containers(loaded, names)
-    with Hosts(loaded, state_paths(loaded)) as hosts:
+    with Hosts(loaded, paths) as hosts:
         found = planned(loaded, hosts, names, anew=True)
         show_plan(found, console)
-        converge(found, hosts, state_paths(loaded), console, anew=True)
+        converge(found, hosts, paths, console, anew=True, way=in_the_way(loaded, paths))
 
 
 def stop_named(path: Path, console: Console, names: Sequence[str]) -> None:
@@ -203,14 +213,35 @@ def _require_containers(loaded: LoadedFleet, names: Sequence[str]) -> None:
 
 def rows(loaded: LoadedFleet, paths: StatePaths) -> list[dict[str, Any]]:
     """What `signalbox status` says of containers: one row for each backend on a host with ``docker``."""
+    if not has_containers(loaded, paths):
+        return []
     with Hosts(loaded, paths) as hosts:
         found = planned(loaded, hosts, ask=False)
         lines = [_row(step) for step in found.steps]
         for name, problem in found.problems.items():
+            if name not in loaded.fleet.hosts:
+                lines.append(_nobody(name, problem))
             for backend in docker_backends(loaded):
                 if backend.machine == name:
                     lines.append(_away(backend, problem))
         return lines
+
+
+def pending(loaded: LoadedFleet, paths: StatePaths) -> list[str]:
+    """What a reload leaves undone, in words: the containers that `signalbox up` would change, and how."""
+    if not has_containers(loaded, paths):
+        return []
+    try:
+        with Hosts(loaded, paths) as hosts:
+            found = planned(loaded, hosts, ask=False)
+    except EngineError as error:
+        return [f"The containers were not compared with fleet.yaml: {error}"]
+    lines = [f"{problem.message} {problem.hint}".strip() for problem in found.problems.values()]
+    steps = [step for step in found.steps if not step.settled]
+    if steps:
+        lines.append("A reload leaves containers as they are. `signalbox up` would change these:")
+        lines += [f"  {step.backend} on {step.host}: {'; '.join((step.why, *step.changes))}" for step in steps]
+    return lines
 
 
 def _row(step: Step) -> dict[str, Any]:
@@ -233,6 +264,12 @@ def _away(backend: ResolvedBackend, problem: EngineError) -> dict[str, Any]:
     image = backend.engine.image if backend.engine is not None else None
     return {"id": backend.id, "host": backend.machine, "container": None, "name": None, "state": "unknown",
             "exit_code": None, "since": None, "image": image, "as_asked": None, "why": problem.message}  # fmt: skip
+
+
+def _nobody(host: str, problem: EngineError) -> dict[str, Any]:
+    """A host that has left fleet.yaml, and cannot be asked what it still runs."""
+    return {"id": "?", "host": host, "container": None, "name": None, "state": "unknown", "exit_code": None,
+            "since": None, "image": None, "as_asked": None, "why": f"{problem.message} {problem.hint}"}  # fmt: skip
 
 
 def show_rows(lines: Sequence[dict[str, Any]], console: Console | None = None) -> None:

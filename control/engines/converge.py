@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,8 +21,9 @@ from control.engines.drain import Drain, Gate, sequences
 from control.engines.health import listens, unready
 from control.engines.log_copy import LogCopy
 from control.engines.ownership import adopted, disown, working_on
-from control.engines.phases import CREATED, PULLING, Span, Timeline
+from control.engines.phases import CREATED, PULLING, Span, stretched
 from control.engines.plan import EVERYWHERE, Found, Step
+from control.engines.pulls import SILENCE
 from control.engines.watch import Kept, Watch
 from control.errors import EngineError
 from control.paths import StatePaths
@@ -67,6 +69,8 @@ class Tools:
     gate: Gate | None
     tell: Tell
     cancel: threading.Event
+    #: Why a backend is out of reach whatever its engine does (its tunnel is down); empty when it is not.
+    way: Callable[[str], str] = lambda _: ""
 
 
 class Converge:
@@ -77,16 +81,16 @@ class Converge:
         self._step, self._host, self._tools, self._anew = step, host, tools, anew
         self._id = step.backend
         #: The phases before the container runs: its image, and its wait until the old one has left.
-        self._pulling = Timeline(time.time(), PULLING)
+        self._pulling = time.time()
         self._before: list[Span] = []
         self._created = 0.0
 
     def prepare(self) -> None:
         """Everything that can fail before anybody notices: above all the image. Raises EngineError."""
         if self._step.spec is not None:
-            self._pulling = Timeline(time.time(), PULLING)
-            self._host.need_image(self._step.spec.image, self._progress)
-            self._before = [Span(PULLING, time.time() - self._pulling.began)]
+            self._pulling = time.time()
+            self._host.need_image(self._step.spec.image, self._progress, silence=_silence(self._step.spec))
+            self._before = [Span(PULLING, time.time() - self._pulling)]
 
     def stop(self) -> None:
         """Drain, stop and remove all containers of the backend. Raises EngineError."""
@@ -105,8 +109,8 @@ class Converge:
         spec = self._step.spec
         assert spec is not None
         with working_on(self._tools.paths, self._id, PATIENCE, self._tools.cancel.is_set):
-            self._pulling = Timeline(time.time(), PULLING)  # others may have come first since ``prepare``
-            image = self._host.need_image(spec.image, self._progress)
+            self._pulling = time.time()  # others may have come first since ``prepare``
+            image = self._host.need_image(spec.image, self._progress, silence=_silence(spec))
             mine = self._mine()
             target = next((found for found in mine if _fits(found, spec, image)), None)
             old = max((found for found in mine if found is not target), key=_freshness, default=None)
@@ -183,7 +187,9 @@ class Converge:
                     if watch.timed:
                         Kept(target.id, (*self._before, *watch.phases), watch.facts).save(folder)
                     return
-                self._say("starting", startup.phase, startup.timeline.detail)
+                if blocked := self._tools.way(self._id):
+                    missing = blocked
+                self._say("starting", startup.phase, blocked or startup.timeline.detail)
                 if now - looked > LOOK:
                     looked = now
                     found = self._host.look(target.id)
@@ -298,12 +304,12 @@ class Converge:
         if self._tools.cancel.is_set():
             raise Cancelled(self._id)
         percent = f" ({fraction:.0%})" if fraction is not None else ""
-        self._pulling.tell(f"{title}, {detail}{percent}", time.time())
-        spec = self._step.spec
-        timeout = int(spec.engine.engine.start_timeout) / 1000 if spec is not None else 0.0
-        if late := self._pulling.overdue(time.time(), timeout):
-            raise EngineError(f"The image of {self._id} {late}.", "Is the registry reachable from that host?")
         self._say("pulling", title, f"{detail}{percent}")
+
+
+def _silence(spec: ContainerSpec) -> float:
+    """Seconds that its pull may show nothing new."""
+    return SILENCE * stretched(int(spec.engine.engine.start_timeout) / 1000)
 
 
 def _fits(found: Found, spec: ContainerSpec, image: str) -> bool:

@@ -23,9 +23,11 @@ from control.engines import docker_errors
 from control.engines.containers import BACKEND, FACTS, FLEET, SPEC, ContainerSpec
 from control.engines.ownership import Adopted
 from control.engines.plan import Foreign, Found, Seen
-from control.engines.progress import Progress, size_text
+from control.engines.progress import Progress, seconds_text, size_text, ticking
+from control.engines.pulls import SILENCE, Pull
 from control.engines.samples import Spent
 from control.errors import EngineError
+from control.fleet.host_schema import Host
 from control.fleet.load import LoadedFleet
 
 #: Seconds that Docker may take for an answer (a stop gets its own time on top of them).
@@ -41,10 +43,10 @@ class Conflict(EngineError):
 class DockerHost:
     """One host of the fleet with Docker. Connects when it is first asked; may be used by several threads."""
 
-    def __init__(self, name: str, loaded: LoadedFleet, fleet: str) -> None:
-        """``fleet``: what marks containers as ours (``ownership.fleet_id``)."""
+    def __init__(self, name: str, loaded: LoadedFleet, fleet: str, host: Host | None = None) -> None:
+        """``fleet``: what marks containers as ours (``ownership.fleet_id``); ``host``: one that fleet.yaml has not."""
         self.name = name
-        self._host = loaded.fleet.hosts[name]
+        self._host = host or loaded.fleet.hosts[name]
         self._fleet = fleet
         assert self._host.docker is not None
         self.url = self._host.docker
@@ -184,17 +186,18 @@ class DockerHost:
 
     # Changing.
 
-    def need_image(self, image: str, progress: Progress, pull: bool = False) -> str:
+    def need_image(self, image: str, progress: Progress, pull: bool = False, silence: float = SILENCE) -> str:
         """The id of an image, pulled when it is not there, or when ``pull`` asks for a newer one.
 
-        An image that is there is used when the registry is not: the progress says so. Raises EngineError.
+        An image that is there is used when the registry is not: the progress says so. Raises EngineError, also for a
+        pull that shows nothing new for ``silence`` seconds.
         """
         with self.told():
             here = self._image_id(image)
         if here and not pull:
             return here
         try:
-            self._pull(image, progress)
+            self._pull(image, progress, silence)
         except EngineError as error:
             if not here:
                 raise
@@ -344,24 +347,27 @@ class DockerHost:
         except (ImageNotFound, NotFound):
             return ""
 
-    def _pull(self, image: str, progress: Progress) -> None:
+    def _pull(self, image: str, progress: Progress, silence: float) -> None:
         """Raises EngineError, also for errors that come within an answer of 200."""
         title = f"Pulling {image} on {self.name}"
-        layers: dict[str, tuple[int, int]] = {}
+        pull = Pull()
         progress(title)
         with self.told(f"{self.name} cannot pull {image}"):
-            for line in self._api.pull(image, stream=True, decode=True):
-                if "error" in line:
+            for line in ticking(self._api.pull(image, stream=True, decode=True)):
+                if pull.silent_for() > silence:
+                    why = f"nothing new came for {seconds_text(silence)}"
+                    raise EngineError(
+                        f"{self.name} cannot pull {image}: {why}.", docker_errors.silent(self.name, image)
+                    )
+                if line is not None and "error" in line:
                     text = docker_errors.plain(str(line["error"]))
                     raise EngineError(f"{self.name} cannot pull {image}: {text}.", docker_errors.cure(text))
-                detail = line.get("progressDetail") or {}
-                if line.get("status") == "Downloading" and detail.get("total"):
-                    layers[line["id"]] = (int(detail["current"]), int(detail["total"]))
-                elif line.get("status") in ("Download complete", "Pull complete") and line.get("id") in layers:
-                    layers[line["id"]] = (layers[line["id"]][1],) * 2
-                done, total = sum(one for one, _ in layers.values()), sum(all_ for _, all_ in layers.values())
-                if total:
-                    progress(title, f"{size_text(done)} of {size_text(total)}", done / total)
+                if line is not None:
+                    pull.feed(line)
+                if pull.total:
+                    progress(title, f"{size_text(pull.done)} of {size_text(pull.total)}", pull.done / pull.total)
+                else:
+                    progress(title)  # whoever listens may want to end it
 
 
 def published(row: dict[str, Any]) -> tuple[str, int] | None:

@@ -83,6 +83,15 @@ def cure(text: str) -> str:
     return next((words for pattern, words in _CURES if re.search(pattern, text, re.IGNORECASE | re.DOTALL)), "")
 
 
+def silent(host: str, image: str) -> str:
+    """What to do about a pull of which nothing comes any more."""
+    return (
+        f"What {host} has of it is kept. Try it there: docker pull {image}. A proxy or mirror that hangs is the usual "
+        "reason, and Docker's own log there names it; the same command goes on, or load the image by hand: "
+        "docker save IMAGE | ssh HOST docker load."
+    )
+
+
 def plain(text: str) -> str:
     """Docker's text on one line, without the wrapping that its parts put around each other."""
     line = " ".join(text.split())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from control.engines import left_hosts
 from control.engines.containers import docker_backends
 from control.engines.docker import DockerHost
 from control.engines.ownership import adopted, fleet_id
@@ -18,7 +20,10 @@ from control.paths import StatePaths
 
 
 class Hosts:
-    """``with Hosts(loaded, paths) as hosts``: the hosts with ``docker``, by name."""
+    """``with Hosts(loaded, paths) as hosts``: the hosts with ``docker``, by name.
+
+    With those that have left fleet.yaml while containers of ours were there (``left_hosts.py``).
+    """
 
     def __init__(self, loaded: LoadedFleet, paths: StatePaths) -> None:
         fleet = fleet_id(paths)
@@ -28,6 +33,9 @@ class Hosts:
             for name, host in loaded.fleet.hosts.items()
             if host.docker is not None
         }
+        self._present = {name: loaded.fleet.hosts[name] for name in self.by_name}
+        self._left = left_hosts.left(paths, self._present)
+        self.by_name |= {name: DockerHost(name, loaded, fleet, host) for name, host in self._left.items()}
         #: The images that engines on each host need.
         self._images: dict[str, set[str]] = {}
         for backend in docker_backends(loaded):
@@ -68,4 +76,35 @@ class Hosts:
                     seen[name] = answer
                 else:
                     problems[name] = answer
+        self._keep_track(seen, problems)
         return seen, problems
+
+    def remember(self, name: str) -> None:
+        """This host is about to get containers of ours. Raises OSError."""
+        left_hosts.remember(self._paths, name, self._present[name])
+
+    def _keep_track(self, seen: dict[str, Seen], problems: dict[str, EngineError]) -> None:
+        """Remember where containers of ours are, and forget hosts that have left and have none any more."""
+        here = {found.id for name in self._present if name in seen for found in seen[name].ours}
+        for name in self._present:
+            if name in seen and seen[name].ours:
+                self.remember(name)
+        away = [name for name in self._present if name in problems]
+        for name, host in self._left.items():
+            if name in seen:
+                # The same engine reached in another way: its containers are those of a host of fleet.yaml.
+                there = tuple(found for found in seen[name].ours if found.id not in here)
+                if away and there:  # or of one that does not answer just now
+                    problems[name] = EngineError(
+                        f"{name} has left fleet.yaml, and has {len(there)} containers of this fleet.",
+                        f"They are ended when {', '.join(away)} answers: it may be the same machine.",
+                    )
+                    del seen[name]
+                    continue
+                seen[name] = replace(seen[name], ours=there)
+                if not there:
+                    left_hosts.forget(self._paths, name, host)
+            elif name in problems:
+                error = problems[name]
+                message = f"{name} has left fleet.yaml with containers of this fleet. {error.message}"
+                problems[name] = EngineError(message, f"{error.hint} {left_hosts.how_to_forget(self._paths)}".strip())

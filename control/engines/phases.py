@@ -71,6 +71,11 @@ def times(spans: Iterable[Span]) -> str:
     return ", ".join(f"{span.phase} {span.seconds:.1f} s" for span in spans)
 
 
+def stretched(start_timeout: float) -> float:
+    """How many times their usual length the phases may take, when the whole start may take so many seconds."""
+    return max(1.0, start_timeout / USUAL_START)
+
+
 @dataclass
 class Timeline:
     """The phases of one start. ``phase`` never goes back; ``detail`` says how far it is and may be empty."""
@@ -127,7 +132,7 @@ class Timeline:
         limit = LIMITS.get(self.phase)
         if limit is None:
             return ""
-        limit *= max(1.0, start_timeout / USUAL_START)
+        limit *= stretched(start_timeout)
         if now - self._news <= limit:
             return ""
         return f"showed nothing new for {limit:g} s ({self.where})"

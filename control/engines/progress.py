@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from typing import IO, Protocol
+from collections.abc import Iterable, Iterator
+from typing import IO, Protocol, TypeVar
 
 _TICK_SECONDS = 0.5
+_T = TypeVar("_T")
 
 
 class Progress(Protocol):
@@ -34,20 +35,31 @@ def seconds_text(seconds: float) -> str:
 def lines(stream: IO[str] | None) -> Iterator[str]:
     """The stream's lines as they come, and an empty text twice a second while none comes."""
     assert stream is not None
-    waiting: queue.Queue[str | None] = queue.Queue()
+    return (line or "" for line in ticking(stream))
+
+
+def ticking(items: Iterable[_T]) -> Iterator[_T | None]:
+    """The items as they come, and None twice a second while none comes. What taking one raises is raised here."""
+    waiting: queue.Queue[tuple[_T | None, BaseException | None] | None] = queue.Queue()
 
     def pump() -> None:
-        for line in stream:
-            waiting.put(line)
+        try:
+            for item in items:
+                waiting.put((item, None))
+        except Exception as error:
+            waiting.put((None, error))
         waiting.put(None)
 
     threading.Thread(target=pump, daemon=True).start()
     while True:
         try:
-            line = waiting.get(timeout=_TICK_SECONDS)
+            found = waiting.get(timeout=_TICK_SECONDS)
         except queue.Empty:
-            yield ""
+            yield None
             continue
-        if line is None:
+        if found is None:
             return
-        yield line
+        item, error = found
+        if error is not None:
+            raise error
+        yield item

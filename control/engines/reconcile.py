@@ -41,6 +41,8 @@ LOOK = 3.0
 #: Seconds after the end of a container until it is judged: Docker's own end looks like somebody's stop at first.
 SETTLE = 1.5
 LOG_LINES = 400
+#: Why a backend is out of reach whatever its engine does; empty when it is not.
+Way = Callable[[str], str]
 
 
 @dataclass
@@ -80,9 +82,11 @@ class Watched:
 class Watcher:
     """One host: a thread that looks, and one that listens to Docker's events."""
 
-    def __init__(self, host: DockerHost, watched: dict[str, Watched], paths: StatePaths, policy: Policy) -> None:
+    def __init__(
+        self, host: DockerHost, watched: dict[str, Watched], paths: StatePaths, policy: Policy, way: Way
+    ) -> None:
         self.host = self._host = host
-        self._paths, self._policy = paths, policy
+        self._paths, self._policy, self._way = paths, policy, way
         self.watched = watched
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -166,7 +170,9 @@ class Watcher:
             self._learn(one, found)
             log.info("%s: its container %s is ready.", one.spec.id, found.short)
             return
-        one.says("starting", "starting", waiting)
+        if blocked := self._way(one.spec.id):  # of which the engine knows nothing: its time does not run
+            one.alive_since = time.monotonic()
+        one.says("starting", "starting", blocked or waiting)
         limit = int(one.spec.engine.start_timeout) / 1000
         if time.monotonic() - one.alive_since > limit:
             self._locked(one, lambda: self._give_up_start(one, found, waiting, limit))
@@ -261,8 +267,15 @@ class Watcher:
 class Reconciler:
     """All containers of a fleet, watched host by host."""
 
-    def __init__(self, loaded: LoadedFleet, paths: StatePaths, policy: Policy | None = None) -> None:
-        self._paths, self._policy = paths, policy or Policy()
+    def __init__(
+        self,
+        loaded: LoadedFleet,
+        paths: StatePaths,
+        policy: Policy | None = None,
+        ways: Callable[[LoadedFleet], Way] = lambda _: lambda _: "",
+    ) -> None:
+        """``ways``: for a fleet, why a backend is out of reach whatever its engine does (see ``Way``)."""
+        self._paths, self._policy, self._ways = paths, policy or Policy(), ways
         self._lock = threading.Lock()
         self._order: list[str] = []
         self._all: dict[str, Watched] = {}
@@ -319,9 +332,9 @@ class Reconciler:
             by_host.setdefault(str(backend.machine), {})[spec.id] = one
         if not by_host:
             return
-        self._hosts = Hosts(loaded, self._paths)
+        self._hosts, way = Hosts(loaded, self._paths), self._ways(loaded)
         for name, watched in by_host.items():
-            self._watchers.append(Watcher(self._hosts.by_name[name], watched, self._paths, self._policy))
+            self._watchers.append(Watcher(self._hosts.by_name[name], watched, self._paths, self._policy, way))
 
     def _end(self) -> None:
         for watcher in self._watchers:

@@ -23,6 +23,7 @@ from control.engines.recorded import end
 from control.errors import EdgeError, EngineError, SignalboxError
 from control.paths import StatePaths
 from control.tunnels.arguments import Tunnel, place
+from control.tunnels.backlog import Knocks
 from control.tunnels.failures import FORBIDDEN, NOBODY, Failure, explain
 from control.tunnels.log import LIMIT, SshLog
 
@@ -170,6 +171,7 @@ class Keeper:
         began = time.monotonic()
         up_at: float | None = None
         doubt, look_at = True, 0.0
+        knocks = Knocks(tunnel.local)
         while True:
             if ending := self._ending(record):
                 return explain(lines.lines(), tunnel, ending), time.monotonic() - up_at if up_at else 0.0
@@ -177,6 +179,10 @@ class Keeper:
             news = lines.news()
             if any(FORBIDDEN.match(line) for line in news):
                 return explain(news, tunnel), 0.0  # without ssh the edge's connections fail at once, which is better
+            if up_at is not None and knocks.hung():
+                return Failure(
+                    "ssh runs, but has taken in no connection for a while (it is stopped, or hangs)", ""
+                ), 0.0
             if found in ("open", "nobody"):
                 self._reached(record, found == "open", up_at is None)
                 up_at, look_at = up_at or time.monotonic(), time.monotonic() + LOOK

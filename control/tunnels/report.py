@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,19 @@ _COLOURS = {"up": "green", "connecting": "yellow"}
 def rows(loaded: LoadedFleet, paths: StatePaths, minded: bool) -> list[dict[str, Any]]:
     """One row for each tunnel of the fleet. ``minded``: a control plane runs."""
     return [_row(tunnel, paths, minded) for tunnel in tunnels(loaded)]
+
+
+def in_the_way(loaded: LoadedFleet, paths: StatePaths) -> Callable[[str], str]:
+    """A function: why the tunnel to a backend carries nothing; empty when it is up, or the backend has none."""
+    ids = {tunnel.id for tunnel in tunnels(loaded)}
+
+    def why(identity: str) -> str:
+        told = read(paths.tunnel(identity)) if identity in ids else None
+        if told is None or told.get("state") == "up":
+            return ""
+        return f"the tunnel to it is {told.get('state')}: {told.get('detail')}".rstrip(": ")
+
+    return why
 
 
 def settled(loaded: LoadedFleet, paths: StatePaths, seconds: float = SETTLE_SECONDS) -> list[str]:

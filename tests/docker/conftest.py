@@ -97,6 +97,10 @@ class Place:
         answer = requests.get(f"http://{self.fleet['control']['listen']}/api/fleet", timeout=5).json()
         return {row["id"]: row["engine"] or {} for row in answer["backends"]}
 
+    def daemon(self) -> int:
+        """The pid of its control plane."""
+        return int(self.paths.control_pid.read_text().split()[0])
+
     def uses(self) -> dict[str, dict[str, Any]]:
         """What the control plane says that each engine uses now."""
         answer = requests.get(f"http://{self.fleet['control']['listen']}/api/fleet", timeout=5).json()

@@ -65,7 +65,13 @@ class Registry(http.server.BaseHTTPRequestHandler):
 
     answers: ClassVar[dict[str, tuple[int, str, bytes]]] = {}
 
+    #: A path that begins so is not answered before the test is over.
+    hang: ClassVar[str] = "-"
+    over: ClassVar[threading.Event] = threading.Event()
+
     def do_GET(self) -> None:
+        if self.path.startswith(self.hang):
+            self.over.wait(30)
         status, kind, body = self.answers.get(self.path, (404, "application/json", UNKNOWN))
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -118,6 +124,14 @@ def test_a_registrys_errors_are_told_with_a_cure(dockerd: Dockerd, registry: str
             host.need_image(f"{registry}/vllm:{tag}", tell)
         assert f"box cannot pull {registry}/vllm:{tag}: " in caught.value.message and words in caught.value.message
         assert cure in caught.value.hint and told[-1] == f"Pulling {registry}/vllm:{tag} on box"
+    Registry.hang = "/v2/vllm/blobs/"
+    try:
+        with pytest.raises(EngineError) as caught:
+            host.need_image(f"{registry}/vllm:half", tell, silence=2)
+    finally:
+        Registry.over.set()
+    assert f"box cannot pull {registry}/vllm:half: nothing new came for 2 s." in caught.value.message
+    assert f"docker pull {registry}/vllm:half" in caught.value.hint
     with dockerd.client() as client:
         client.images.get(IMAGE).tag(f"{registry}/vllm", "web")
     assert host.need_image(f"{registry}/vllm:web", tell, pull=True)

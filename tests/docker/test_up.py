@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -89,6 +90,9 @@ def test_a_change_under_live_streams_breaks_none(place: Place) -> None:
     place.engine["environment"] = {"COLOUR": "red"}
     place.write()
     assert "environment: COLOUR: none → red" in place.call("diff", code=1)
+    said = place.call("reload")
+    assert "leaves containers as they are" in said
+    assert "  m-1 on box: its settings changed; environment: COLOUR: none → red" in said
     clients = [stream(place, 150) for _ in range(20)]
     with asking(place) as statuses:
         output = place.call("up")
@@ -126,8 +130,12 @@ def test_a_failed_replacement_goes_back_and_the_next_backend_is_left_alone(place
     assert "2 of 2 containers stay as they are" in place.call("up")
 
 
-def test_up_goes_on_after_ctrl_c_and_after_it_was_killed(place: Place) -> None:
+def test_up_goes_on_after_ctrl_c_and_after_it_and_the_control_plane_were_killed(place: Place) -> None:
     place.call("up")
+    mounts = {entry.split(":")[0]: {"bind": entry.split(":")[1], "mode": "ro"} for entry in volumes()}
+    with place.dockerd.client() as client:
+        theirs = client.containers.run(IMAGE, entrypoint="sleep", command=["600"], volumes=mounts, detach=True)
+        theirs.reload()
     place.engine["command"] = [*SLOW, *place.engine["command"]]
     place.write()
     interrupted = place.start("up")
@@ -140,13 +148,30 @@ def test_up_goes_on_after_ctrl_c_and_after_it_was_killed(place: Place) -> None:
 
     killed = place.start("up")
     wait_until("the second to be replaced", lambda: place.running("signalbox-m-2.2"), 70)
+    os.kill(place.daemon(), signal.SIGKILL)
     killed.kill()
     output, _ = killed.communicate()
     assert "finish   m-1 on box: its replacement was interrupted" in output and "replace  m-2" in output
     assert place.ask() == 200
-    place.call("up")
+    assert "The control plane runs (pid " in place.call("up")
     assert place.names() == ["signalbox-m-1", "signalbox-m-2"]
     assert all(row["Config"]["Entrypoint"] == ["sh"] and row["State"]["Running"] for row in place.containers())
+
+    # Killed while it has an engine to start again: the engine stays dead until the next `up`.
+    (first,) = [row for row in place.containers() if row["Name"] == "/signalbox-m-1"]
+    os.kill(place.daemon(), signal.SIGSTOP)
+    os.kill(first["State"]["Pid"], signal.SIGKILL)
+    wait_until("its end", lambda: not place.running("signalbox-m-1"), 10)
+    os.kill(place.daemon(), signal.SIGKILL)
+    assert "start    m-1 on box" in place.call("up")
+    assert {row["Id"] for row in place.containers()} >= {first["Id"]} and place.running("signalbox-m-1")
+    wait_until(
+        "the new control plane to see both", lambda: {one["state"] for one in place.page().values()} == {"ready"}
+    )
+    started = theirs.attrs["State"]["StartedAt"]
+    with place.dockerd.client() as client:
+        now = client.containers.get(theirs.id)
+        assert now.status == "running" and now.attrs["State"]["StartedAt"] == started
 
 
 def test_what_is_not_ours_is_never_touched(place: Place) -> None:
@@ -197,6 +222,15 @@ def test_what_docker_refuses_is_explained(place: Place, tmp_path: Path) -> None:
     output = place.call("up", code=1)
     assert "could not select device driver" in output and "nvidia-container-toolkit" in output
     assert "runs again" in output and place.ask() == 200
+
+    # Its host leaves fleet.yaml: what runs there is told and ended.
+    place.fleet["hosts"].pop("box")
+    place.fleet["models"]["m"] = {"backends": [{"id": "other", "url": f"http://127.0.0.1:{free_port()}"}]}
+    place.write()
+    assert "stop     m-1 on box: it has left the fleet" in place.call("diff", code=1) and len(place.names()) == 1
+    assert place.status()["m-1"]["why"] == "it has left the fleet"
+    place.call("up")
+    assert place.names() == [] and place.status() == {} and list((place.paths.root / "hosts").iterdir()) == []
 
 
 def test_a_container_of_somebody_else_is_adopted(place: Place) -> None:

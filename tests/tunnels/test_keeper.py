@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from control.engines.processes import Record, alive
+from control.tunnels import backlog
 from control.tunnels.keeper import through
 from tests.support.engine import ScriptedEngine
 from tests.support.net import free_port, wait_until
@@ -53,6 +54,21 @@ def test_a_killed_ssh_comes_back_at_the_same_port(stand: Stand) -> None:
         os.kill(before, signal.SIGKILL)
         wait_until("another ssh", lambda: tunnels.status()[0].pid not in (None, before), 10)
         assert stand.wait(tunnels, "up").restarts == 1
+        assert names(stand) == ["m"]
+
+
+def test_an_ssh_that_hangs_is_started_anew(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "KNOCK", 0.2)
+    monkeypatch.setattr(backlog, "HUNG", 1.0)
+    with ScriptedEngine("m", port=stand.port):
+        tunnels = stand.keep()
+        stand.wait(tunnels, "up")
+        before = pid_of(stand)
+        os.kill(before, signal.SIGSTOP)
+        told = stand.wait(tunnels, "down").detail
+        assert told.startswith("ssh runs, but has taken in no connection for a while")
+        wait_until("another ssh", lambda: tunnels.status()[0].pid not in (None, before), 10)
+        assert stand.wait(tunnels, "up").restarts == 1 and not psutil.pid_exists(before)
         assert names(stand) == ["m"]
 
 
