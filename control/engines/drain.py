@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from control.engines import processes
@@ -24,6 +24,9 @@ class Gate(Protocol):
 
         Raises SignalboxError when the edge does not answer as it should.
         """
+
+    def states(self) -> Mapping[str, tuple[str, str]] | None:
+        """Model and state of each backend; None when no edge runs. Raises SignalboxError."""
 
     def hold(self, backend: str) -> bool:
         """Let nothing new in; True when that is news. Raises SignalboxError."""

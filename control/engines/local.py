@@ -27,6 +27,7 @@ from control.engines.prepare import LocalEngine, local_engines, model_folder, pr
 from control.engines.processes import Record
 from control.engines.recorded import Leaver, Leavers, close_all, end, engine_on, folders
 from control.engines.status import EngineStatus, State
+from control.engines.turns import Turns
 from control.engines.watch import Kept, Watch
 from control.errors import EngineError, SignalboxError
 from control.fleet.load import LoadedFleet
@@ -51,14 +52,16 @@ class Keeper:
         policy: Policy,
         gate: Gate | None = None,
         after: threading.Thread | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``after``: who minds an engine of the same id until then."""
+        """``after``: who minds an engine of the same id until then; ``turns``: who of a model may be restarted."""
         spec = engine.spec
         self._engine = engine
         self._paths = paths
         self._policy = policy
         self._gate = gate
         self._after = after
+        self._turns = turns
         self._drain: Drain | None = None
         self._folder = paths.engine(spec.id)
         self._wake = threading.Event()
@@ -117,6 +120,7 @@ class Keeper:
             except Exception as error:
                 self._unexpected(error)
         self._let_in()
+        self._give_turn()
 
     def _hold(self) -> None:
         """A person stopped this engine: end it when it is empty, then wait for another wish."""
@@ -128,6 +132,7 @@ class Keeper:
         if self._drain is not None:  # nothing listens there: the wish that keeps requests out runs out by itself
             self._drain.leave()
             self._drain = None
+        self._give_turn()
         self._set("stopped", "by hand", "stopped on the page; start it there")
         while not self._pause(3600):
             pass
@@ -143,7 +148,7 @@ class Keeper:
             launch = prepare(self._engine, self._paths, self._progress)
             record = Record.load(self._folder)
             if record is not None and not self._adopts(record, launch):
-                if not self._drained(record):
+                if not self._has_turn(record) or not self._drained(record):
                     return
                 self._anew = False
                 self._end_engine()  # also when the leader is gone: its children may not be
@@ -172,6 +177,21 @@ class Keeper:
         log.info("%s still runs (pid %d): adopted.", self.status.id, record.pid)
         return True
 
+    def _has_turn(self, record: Record) -> bool:
+        """Wait until no other engine of the model is being restarted; False when there is something else to do first.
+
+        Meanwhile it serves with its old settings. One that does not run, or that a person wants anew, waits for nobody.
+        """
+        spec = self._engine.spec
+        while self._turns is not None and not self._anew and processes.alive(record):
+            waiting = self._turns.take(spec.id, spec.model, spec.engine.min_ready)
+            if not waiting:
+                break
+            self._set("starting", "waiting for its turn", f"{waiting}; until then the old engine serves", record.pid)
+            if self._pause(self._policy.drain):
+                return False
+        return True
+
     def _drained(self, record: Record, why: str = "restarted") -> bool:
         """Wait until nothing runs on the old engine; False when there is something else to do first."""
         if self._drain is None or self._drain.record != record:
@@ -184,6 +204,11 @@ class Keeper:
         end = "restart" if why == "restarted" else "stop"
         detail = f"waiting for {sequences(count)} on {self.status.id} before its {end}"
         self._set("starting", "draining", detail, pid=record.pid)
+
+    def _give_turn(self) -> None:
+        """The next engine of the model may be restarted."""
+        if self._turns is not None:
+            self._turns.give(self.status.id)
 
     def _let_in(self) -> None:
         """The edge may send requests again; whether it does is its own finding."""
@@ -261,6 +286,7 @@ class Keeper:
     def _ready(self, record: Record, watch: Watch) -> None:
         """The engine serves: tell it, with what it runs with, and let the edge send requests."""
         self._let_in()
+        self._give_turn()
         kept = None if watch.timed else Kept.load(self._folder, record.birth)
         phases = kept.phases if kept else watch.phases
         facts = watch.facts.joined(kept.facts) if kept else watch.facts
@@ -340,7 +366,8 @@ class Supervisor:
         self._policy = policy or Policy()
         self._gate = gate
         self._lock = threading.Lock()
-        self._keepers = {engine.id: Keeper(engine, paths, self._policy, gate) for engine in local_engines(loaded)}
+        self._turns = Turns(gate.states) if gate is not None else None
+        self._keepers = {engine.id: self._keeper(engine) for engine in local_engines(loaded)}
         #: Those who end engines of backends that left the fleet.
         self._leaving = Leavers()
 
@@ -376,7 +403,7 @@ class Supervisor:
             for identity, engine in engines.items():
                 keeper = old.pop(identity, None)
                 if keeper is None:
-                    keeper = Keeper(engine, self._paths, self._policy, self._gate, self._leaving.stays(identity))
+                    keeper = self._keeper(engine, self._leaving.stays(identity))
                     keeper.thread.start()
                 elif keeper.engine != engine or keeper.status.state == "failed":
                     keeper.change(engine)
@@ -386,6 +413,9 @@ class Supervisor:
                 seconds = int(keeper.engine.spec.engine.drain_timeout) / 1000
                 folder = self._paths.engine(identity)
                 self._leaving.add(Leaver(folder, self._gate, self._policy.drain, keeper.thread, seconds))
+
+    def _keeper(self, engine: LocalEngine, after: threading.Thread | None = None) -> Keeper:
+        return Keeper(engine, self._paths, self._policy, self._gate, after, self._turns)
 
     def close(self) -> None:
         """Stop supervising; the engines go on running and the next supervisor adopts them."""

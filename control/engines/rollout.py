@@ -5,28 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from control.engines.converge import Cancelled, Converge, Tools
 from control.engines.docker import DockerHost
 from control.engines.drain import Gate
 from control.engines.plan import Step
+from control.engines.turns import SERVING, others_lack
 from control.errors import EngineError, SignalboxError
 
-#: States of a backend in which it takes requests.
-SERVING = ("ready", "busy")
 #: Seconds for the edge to find enough other backends before one is taken out, and one that is ready again.
 TURN_SECONDS = 60.0
 POLL = 0.3
 #: An edge that runs and does not answer may be busy for a moment.
 MISS_SECONDS = 2.0
-
-
-class Edge(Gate, Protocol):
-    """The edge as a rollout needs it (``control.edge.gate.EdgeGate``)."""
-
-    def states(self) -> Mapping[str, tuple[str, str]] | None:
-        """Model and state of each backend; None when no edge runs. Raises SignalboxError."""
 
 
 class Rollout:
@@ -37,7 +28,7 @@ class Rollout:
         steps: Sequence[Step],
         hosts: Mapping[str, DockerHost],
         tools: Tools,
-        edge: Edge | None,
+        edge: Gate | None,
         anew: bool = False,
     ) -> None:
         self._tools, self._edge = tools, edge
@@ -119,20 +110,16 @@ class Rollout:
         deadline = time.monotonic() + TURN_SECONDS
         while True:
             states = self._states()
-            if states is None or (states and states.get(step.backend, ("", ""))[1] not in SERVING):
-                return  # nobody is served here: nobody loses anything
-            if not states and self._tools.cancel.wait(MISS_SECONDS):
+            if states is not None and not states and self._tools.cancel.wait(MISS_SECONDS):
                 raise Cancelled(step.backend)
-            others = [state for name, (model, state) in states.items() if model == step.model and name != step.backend]
-            needed = min(step.spec.engine.engine.min_ready, len(others))
-            ready = sum(state in SERVING for state in others)
-            if ready >= needed:
+            lack = others_lack(states, step.backend, step.model, step.spec.engine.engine.min_ready)
+            if not lack:
                 return
-            self._tools.tell(step.backend, "waiting", "waiting for other backends", f"{ready} of {needed} are ready")
+            self._tools.tell(step.backend, "waiting", "waiting for other backends", lack)
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"{step.backend} was left as it is: only {ready} other backends of {step.model} are ready, and "
-                    f"{needed} shall be (engine.min_ready).",
+                    f"{step.backend} was left as it is: of the other backends of {step.model} {lack} "
+                    "(engine.min_ready).",
                     "Bring the others up first: `signalbox status` says what they lack.",
                 )
             if self._tools.cancel.wait(POLL):

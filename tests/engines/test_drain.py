@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from control.edge.gate import EdgeGate
+from control.engines.health import listens
 from control.engines.local import EngineStatus, Policy, Supervisor
 from control.engines.processes import Record
 from control.engines.recorded import stop_recorded
@@ -168,7 +170,7 @@ def test_an_idle_engine_that_leaves_is_stopped_at_once() -> None:
 
 def test_a_changed_engine_is_restarted_when_its_streams_have_ended() -> None:
     ports = [free_port(), free_port()]
-    with stage(ports) as here:
+    with stage(ports, min_ready=0) as here:  # an operator keeps the other one out all the time
         before = here.until_ready()
         client = stream(here.edge)
         busy = backend_of(here.edge)
@@ -192,25 +194,6 @@ def test_a_changed_engine_is_restarted_when_its_streams_have_ended() -> None:
         rows = here.edge.backends()
         assert [rows[id_]["drained_by"] for id_ in ("alpha-1", "alpha-2")] == [[], ["operator"]]
         assert rows["alpha-2"]["state"] == "draining", "an operator's own drain survives"
-
-
-def test_while_it_is_drained_and_restarted_no_request_is_lost() -> None:
-    """Nothing new is sent to it until it is ready again; the other one takes it all."""
-    ports = [free_port(), free_port()]
-    with stage(ports) as here:
-        before = here.until_ready()
-        client = stream(here.edge, 60)
-        busy = backend_of(here.edge)
-        here.change(ports, environment={"COLOUR": "green"})
-        idle = "alpha-2" if busy == "alpha-1" else "alpha-1"
-        wait_until("the idle one to be new", lambda: here.status(idle).pid not in (before[idle], None), 20)
-        wait_until("it to be used", lambda: here.edge.backends()[idle]["state"] == "ready", 20)
-        statuses = set()
-        while here.status(busy).pid == before[busy] or here.status(busy).state != "ready":
-            statuses.add(here.edge.post(CHAT, chat("alpha", tokens=1)).status_code)
-            time.sleep(0.02)
-        assert statuses == {200}
-        assert whole(client)
 
 
 def test_an_engine_that_gets_another_port_ends_at_the_old_one_when_it_is_empty() -> None:
@@ -280,6 +263,44 @@ def test_without_an_edge_nobody_is_waited_for() -> None:
         wait_until("its process to go", lambda: not lives(pids["alpha-2"]), 10)
         for client in clients:
             client.close()
+
+
+def test_engines_of_a_model_are_restarted_one_after_another_and_a_failure_stops_that() -> None:
+    """No request is lost meanwhile: nothing new is sent to the one whose turn it is, and a stream there may finish."""
+    ports = [free_port(), free_port(), free_port()]
+    with stage(ports) as here:
+        before = here.until_ready()
+        over = threading.Event()
+        statuses: list[int] = []
+        fewest = [len(ports)]
+
+        def ask() -> None:
+            while not over.wait(0.02):
+                statuses.append(here.edge.post(CHAT, chat("alpha", tokens=1)).status_code)
+                fewest[0] = min(fewest[0], sum(listens("127.0.0.1", port) for port in ports))
+
+        client = stream(here.edge, 60)
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            here.change(ports, environment={"COLOUR": "red"})
+            assert whole(client)
+            wait_until("all to be restarted", lambda: not any(map(lives, before.values())), 30, every=0.05)
+            after = here.until_ready()
+        finally:
+            over.set()
+            thread.join()
+        assert set(statuses) == {200} and fewest == [2]
+
+        here.change(ports, command=["sh", "-c", "exit 3"])
+        wait_until("one to fail", lambda: any(one.state == "failed" for one in here.supervisors[-1].status()), 20)
+        time.sleep(WHILE)
+        left = [one for one in here.supervisors[-1].status() if one.phase == "waiting for its turn"]
+        assert len(left) == 2 and all(one.pid is not None and lives(one.pid) for one in left)
+        assert sum(map(lives, after.values())) == 2
+        here.change(ports, environment={"COLOUR": "blue"})
+        wait_until("the others to follow", lambda: not any(map(lives, after.values())), 30, every=0.05)
+        here.until_ready()
 
 
 def test_an_edge_that_refuses_to_answer_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
