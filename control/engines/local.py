@@ -8,7 +8,6 @@ engine is ended on purpose (drain.py).
 from __future__ import annotations
 
 import logging
-import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -17,12 +16,13 @@ from typing import Literal
 from control.engines import processes
 from control.engines.args import Launch
 from control.engines.diagnosis import Diagnosis, Ending, Situation
-from control.engines.drain import Drain, Gate, sequences
+from control.engines.drain import Gate, sequences
 from control.engines.facts import summary
 from control.engines.health import cannot_listen
 from control.engines.log_reader import LogReader
+from control.engines.minder import Cancelled, ProcessKeeper
 from control.engines.phases import SERVING, STARTING, times
-from control.engines.policy import Deaths, Policy
+from control.engines.policy import Policy
 from control.engines.prepare import LocalEngine, local_engines, model_folder, prepare
 from control.engines.processes import Record
 from control.engines.recorded import Leaver, Leavers, close_all, end, engine_on, folders
@@ -38,11 +38,7 @@ log = logging.getLogger(__name__)
 __all__ = ["EngineStatus", "Keeper", "Policy", "State", "Supervisor"]
 
 
-class _Cancelled(Exception):
-    """The supervisor closes while something is being installed."""
-
-
-class Keeper:
+class Keeper(ProcessKeeper):
     """Keeps one engine running, in a thread of its own."""
 
     def __init__(
@@ -56,24 +52,15 @@ class Keeper:
     ) -> None:
         """``after``: who minds an engine of the same id until then; ``turns``: who of a model may be restarted."""
         spec = engine.spec
+        super().__init__(spec.id, "engine", policy, gate, after)
         self._engine = engine
         self._paths = paths
-        self._policy = policy
-        self._gate = gate
-        self._after = after
         self._turns = turns
-        self._drain: Drain | None = None
         self._folder = paths.engine(spec.id)
-        self._wake = threading.Event()
-        self._closing = False
-        self._stop_engine = False
         #: A person's wishes: no engine until told otherwise; a new one in place of the one that runs.
         self._held = False
         self._anew = False
-        self._deaths = Deaths(policy)
-        self._process: subprocess.Popen[bytes] | None = None
         self.status = EngineStatus(spec.id, spec.model, "starting", "", "", time.time(), None, spec.port, 0)
-        self.thread = threading.Thread(target=self._run, name=f"engine {spec.id}", daemon=True)
 
     @property
     def engine(self) -> LocalEngine:
@@ -92,33 +79,9 @@ class Keeper:
         if not runs:
             self._wake.set()
 
-    def close(self, stop_engine: bool) -> None:
-        """End the thread; ``stop_engine`` says whether the engine goes too. Returns at once: join ``thread``."""
-        self._stop_engine, self._closing = stop_engine, True
-        self._wake.set()
-
     # The thread.
 
-    def _run(self) -> None:
-        if self._after is not None:
-            self._after.join()
-        while not self._closing:
-            self._wake.clear()
-            try:
-                if self._held:
-                    self._hold()
-                else:
-                    self._once()
-            except _Cancelled:
-                break
-            except Exception as error:  # a full disk, a bug: say so and go on, or nobody would mind the engine again
-                self._unexpected(error)
-                self._pause(self._policy.retry)
-        if self._stop_engine:
-            try:
-                self._end_engine()
-            except Exception as error:
-                self._unexpected(error)
+    def _left(self) -> None:
         self._let_in()
         self._give_turn()
 
@@ -128,7 +91,7 @@ class Keeper:
         if record is not None:
             if not self._drained(record, "stopped"):
                 return
-            self._end_engine()
+            self._end()
         if self._drain is not None:  # nothing listens there: the wish that keeps requests out runs out by itself
             self._drain.leave()
             self._drain = None
@@ -143,6 +106,12 @@ class Keeper:
         self._set("failed", "supervisor", f"{reason} (control.log has the traceback)")
 
     def _once(self) -> None:
+        if self._held:
+            self._hold()
+        else:
+            self._keep()
+
+    def _keep(self) -> None:
         """Prepare, start or adopt, watch until it dies; then pause as long as the number of deaths asks for."""
         try:
             launch = prepare(self._engine, self._paths, self._progress)
@@ -151,7 +120,7 @@ class Keeper:
                 if not self._has_turn(record) or not self._drained(record):
                     return
                 self._anew = False
-                self._end_engine()  # also when the leader is gone: its children may not be
+                self._end()  # also when the leader is gone: its children may not be
                 record = None
             self._anew = False
             record = record or self._start(launch)
@@ -194,11 +163,8 @@ class Keeper:
 
     def _drained(self, record: Record, why: str = "restarted") -> bool:
         """Wait until nothing runs on the old engine; False when there is something else to do first."""
-        if self._drain is None or self._drain.record != record:
-            self._let_in()
-            self._drain = Drain(self._gate, self.status.id, record, why)
         seconds = int(self._engine.spec.engine.drain_timeout) / 1000
-        return self._drain.wait(seconds, self._policy.drain, self._pause, lambda count: self._tell(record, count, why))
+        return self._emptied(record, seconds, why, lambda count: self._tell(record, count, why))
 
     def _tell(self, record: Record, count: int, why: str) -> None:
         end = "restart" if why == "restarted" else "stop"
@@ -209,12 +175,6 @@ class Keeper:
         """The next engine of the model may be restarted."""
         if self._turns is not None:
             self._turns.give(self.status.id)
-
-    def _let_in(self) -> None:
-        """The edge may send requests again; whether it does is its own finding."""
-        if self._drain is not None:
-            self._drain.release()
-            self._drain = None
 
     def _start(self, launch: Launch) -> Record | None:
         spec = self._engine.spec
@@ -250,7 +210,7 @@ class Keeper:
     def _watch(self, record: Record) -> tuple[Diagnosis | None, float]:
         """Until the engine dies: why, and for how many seconds it was ready. None: closing, or changed."""
         spec = replace(self._engine.spec, model_folder=model_folder(self._engine, self._paths))
-        adopted = self._process is None or self._process.pid != record.pid
+        adopted = not self._is_child(record)
         began = time.time() if adopted else record.started
         reader = LogReader(self._folder / "engine.log", record.log_start, began)
         watch = Watch(spec, reader.startup, adopted=adopted)
@@ -267,7 +227,7 @@ class Keeper:
                         ready_at = now
                         self._ready(record, watch)
                     elif late := watch.late(now, deadline):
-                        self._end_engine()
+                        self._end()
                         ending = Ending(overdue=f"{late}: {missing}")
                     else:
                         timeline = watch.timeline
@@ -318,29 +278,24 @@ class Keeper:
         if not self._pause(deaths.pause):
             self.status = replace(self.status, restarts=self.status.restarts + 1)
 
-    def _end_engine(self) -> None:
+    def _end(self) -> None:
         record = Record.load(self._folder)
         if record is not None:
             self.status = replace(self.status, phase="stopping")
             end(record, self._folder)
-            if self._process is not None:
-                self._process.poll()  # reap it
+            self._reap()
         self._set("stopped", "")
 
     def _ending(self, record: Record) -> Ending | None:
         """How the engine ended; None while it runs. Only its parent learns the exit code."""
-        if self._process is not None and self._process.pid == record.pid:
+        if self._process is not None and self._is_child(record):
             code = self._process.poll()
             return None if code is None else Ending(code)
         return None if processes.alive(record) else Ending()
 
-    def _pause(self, seconds: float) -> bool:
-        """Wait; True when there is something else to do: closing, or a changed fleet."""
-        return self._wake.wait(seconds) or self._closing
-
     def _progress(self, title: str, detail: str = "", fraction: float | None = None) -> None:
         if self._closing:
-            raise _Cancelled
+            raise Cancelled
         percent = f" ({fraction:.0%})" if fraction is not None else ""
         self._set("installing", title, f"{detail}{percent}")
 
@@ -409,7 +364,7 @@ class Supervisor:
                     keeper.change(engine)
                 self._keepers[identity] = keeper
             for identity, keeper in old.items():
-                keeper.close(stop_engine=False)
+                keeper.close(stop=False)
                 seconds = int(keeper.engine.spec.engine.drain_timeout) / 1000
                 folder = self._paths.engine(identity)
                 self._leaving.add(Leaver(folder, self._gate, self._policy.drain, keeper.thread, seconds))

@@ -7,7 +7,6 @@ import logging
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +15,9 @@ from typing import Any, Literal
 
 from control.edge.ports import require_free
 from control.engines import processes
-from control.engines.drain import Drain, Gate, sequences
-from control.engines.policy import Deaths, Policy
+from control.engines.drain import Gate, sequences
+from control.engines.minder import ProcessKeeper
+from control.engines.policy import Policy
 from control.engines.processes import Record
 from control.engines.recorded import end
 from control.errors import EdgeError, EngineError, SignalboxError
@@ -66,7 +66,7 @@ def first_status(tunnel: Tunnel) -> TunnelStatus:
     )  # fmt: skip
 
 
-class Keeper:
+class Keeper(ProcessKeeper):
     """Keeps the tunnel to one backend."""
 
     def __init__(
@@ -78,18 +78,10 @@ class Keeper:
         after: threading.Thread | None = None,
     ) -> None:
         """``gate``: is asked before a tunnel in use is ended; ``after``: who minds one of this id until then."""
+        super().__init__(tunnel.id, "tunnel", policy, gate, after)
         self.tunnel = tunnel
         self._folder = paths.tunnel(tunnel.id)
-        self._policy = policy
-        self._gate = gate
-        self._after = after
-        self._drain: Drain | None = None
-        self._deaths = Deaths(policy)
-        self._wake = threading.Event()
-        self._closing = self._stop = False
-        self._process: subprocess.Popen[bytes] | None = None
         self.status = first_status(tunnel)
-        self.thread = threading.Thread(target=self._run, name=f"tunnel {tunnel.id}", daemon=True)
 
     def change(self, tunnel: Tunnel) -> None:
         """Keep this one from now on; one that is down is tried at once."""
@@ -97,30 +89,7 @@ class Keeper:
         self._deaths.count = 0
         self._wake.set()
 
-    def close(self, stop: bool) -> None:
-        """End the thread; ``stop`` says whether ssh goes too. Returns at once: join ``thread``."""
-        self._stop, self._closing = stop, True
-        self._wake.set()
-
     # The thread.
-
-    def _run(self) -> None:
-        if self._after is not None:
-            self._after.join()
-        while not self._closing:
-            self._wake.clear()
-            try:
-                self._once()
-            except Exception as error:  # a full disk, a bug: say so and go on, or nobody would mind the tunnel again
-                self._unexpected(error)
-                self._pause(self._policy.retry)
-        if self._stop:
-            try:
-                self._end()
-                self._say("stopped")
-            except Exception as error:
-                self._unexpected(error)
-        self._let_in()
 
     def _unexpected(self, error: Exception) -> None:
         if isinstance(error, SignalboxError):
@@ -140,7 +109,7 @@ class Keeper:
         if record is not None and not (processes.alive(record) and record.launch == launch.hash()):
             if not self._drained(record):
                 return
-            self._end()
+            self._end_ssh()
             record = None
         if record is None:
             if self.status.state != "down":  # a try does not take back what is known of the one before
@@ -219,40 +188,28 @@ class Keeper:
 
     def _drained(self, record: Record) -> bool:
         """Wait until nothing runs through the old ssh; False when there is something else to do first."""
-        if self._drain is None or self._drain.record != record:
-            self._let_in()
-            self._drain = Drain(self._gate, self.status.id, record, "connected anew")
 
         def tell(count: int) -> None:
             self._say("up", f"waiting for {sequences(count)} before it is connected anew", record.pid)
 
-        return self._drain.wait(record.drain_seconds, self._policy.drain, self._pause, tell)
-
-    def _let_in(self) -> None:
-        if self._drain is not None:
-            self._drain.release()
-            self._drain = None
+        return self._emptied(record, record.drain_seconds, "connected anew", tell)
 
     def _end(self) -> None:
+        self._end_ssh()
+        self._say("stopped")
+
+    def _end_ssh(self) -> None:
         record = Record.load(self._folder)
         if record is not None:
             end(record, self._folder)
         self._reap()
 
-    def _reap(self) -> None:
-        if self._process is not None:
-            self._process.poll()
-
     def _ending(self, record: Record) -> str:
         """How ssh ended; empty while it runs. Only its parent learns the exit code."""
-        if self._process is not None and self._process.pid == record.pid:
+        if self._process is not None and self._is_child(record):
             code = self._process.poll()
             return "" if code is None else exit_text(code)
         return "" if processes.alive(record) else "it ended while nobody minded it"
-
-    def _pause(self, seconds: float) -> bool:
-        """Wait; True when there is something else to do: closing, or a changed fleet."""
-        return self._wake.wait(seconds) or self._closing
 
     def _say(self, state: State, detail: str = "", pid: int | None = None) -> None:
         since = self.status.since if state == self.status.state else time.time()
