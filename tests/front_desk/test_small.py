@@ -9,6 +9,7 @@ import pytest
 
 from tests.front_desk import kill, limits, order, overload, redis_cost, shares
 from tests.front_desk.where import a_redis
+from tests.support.client import percentile
 from tests.support.engine import ScriptedEngine
 from tests.support.proof import Row
 from tests.support.redis import needs_redis
@@ -36,11 +37,15 @@ def test_limits() -> None:
 
 @needs_redis
 def test_order_in_redis() -> None:
-    """Two edges with one line between them; a single one asks Redis less."""
+    """Two edges with one line between them; a single one asks Redis less.
+
+    A worker that the machine stalls for 40 ms puts some twenty clients out of turn, so nine of ten must be in order.
+    """
     with a_redis() as where:
         scale = replace(order.SMALL, where=where, edges=2)
-        rows = order.rows(scale, order.measure(scale))
-    kept([one for one in rows if one["unit"] in ("unanswered", "places")])
+        outcome = order.measure(scale)
+    kept([one for one in order.rows(scale, outcome) if one["unit"] == "unanswered" or "at most" in one["promise"]])
+    assert percentile(outcome.displaced, 0.9) <= 10
 
 
 @needs_redis
