@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import requests
 
 from tests.docker.conftest import IMAGE, Place
 from tests.support.client import CHAT, chat
@@ -57,6 +58,29 @@ def asking(place: Place) -> Iterator[list[int]]:
         thread.join()
 
 
+def _restart_on_the_page(place: Place) -> None:
+    """The page does to a container what `signalbox restart` does, and shows the end of its output."""
+    before = {row["Name"]: row["State"]["StartedAt"] for row in place.containers()}
+    url = f"http://{place.fleet['control']['listen']}/api"
+    token = {"Authorization": f"Bearer {place.paths.page_token.read_text().strip()}"}
+    log = requests.get(f"{url}/backends/m-1/log", headers=token, timeout=20).json()
+    assert log["problem"] == "" and not log["live"]
+    assert requests.post(f"{url}/backends/m-2/restart", headers=token, timeout=10).ok
+    second = requests.post(f"{url}/backends/m-2/stop", headers=token, timeout=10)
+    assert second.status_code == 409 and "already being done with m-2" in second.text
+
+    def ended() -> bool:
+        jobs = requests.get(f"{url}/fleet", headers=token, timeout=5).json()["jobs"]  # as of the page's last look
+        assert not any(job["state"] == "failed" for job in jobs), jobs
+        return [job["state"] for job in jobs] == ["done"]
+
+    wait_until("the restart", ended, 90, every=0.5)
+    after = {row["Name"]: row["State"]["StartedAt"] for row in place.containers()}
+    assert [name for name in after if after[name] != before[name]] == ["/signalbox-m-2"]
+    kept = place.paths.audit_log.read_text().splitlines()
+    assert [json.loads(line)["what"] for line in kept] == ["restart", "stop", "restart ended"]
+
+
 def test_from_nothing_to_answers_and_back(place: Place) -> None:
     output = place.call("up")
     assert "start    m-1 on box: it has no container" in output and "m-2: ready: serving" in output
@@ -71,6 +95,7 @@ def test_from_nothing_to_answers_and_back(place: Place) -> None:
     assert "2 of 2 containers stay as they are" in place.call("up")
     assert [row["Id"] for row in place.containers()] == before
     assert "keep" not in place.call("diff") and "as it is" in place.call("diff", "m-1")
+    _restart_on_the_page(place)
 
     for row in place.containers():
         port = place.fleet["models"]["m"]["backends"][int(row["Name"][-1]) - 1]["port"]
