@@ -174,8 +174,8 @@ end
 
 
 -- Like slots.take, for what is refused when it is not there at once: asks Redis before it says no. Besides
--- false: whether Redis has said so.
-function _M.take(counted, weight)
+-- false: whether Redis has said so. `hurried`: does not wait until a Redis that came back empty lends at all.
+function _M.take(counted, weight, hurried)
     if not counted.lease_key then
         lending.register(counted)
     end
@@ -193,6 +193,9 @@ function _M.take(counted, weight)
         lending.exchange({ item })
         lending.unlock()
         full = (item.lent or -1) >= 0
+        if item.lent == -1 and hurried then
+            return false, false
+        end
         if item.lent == -1 then
             tries = 0
         end
