@@ -32,9 +32,14 @@ def _again(model: str, count: int, prompt: int, answer: int) -> Callable[[str], 
     return lambda url: [over_and_over(url, model, lambda: tokens(prompt), answer) for _ in range(count)]
 
 
-def _long_among_short(url: str) -> list[Client]:
-    short = [over_and_over(url, "promised", lambda: tokens(30), 90) for _ in range(3)]
-    return [*short, over_and_over(url, "promised", lambda: tokens(800), 1, pause=1.5, begin=2.0)]
+def _long_among_short(pause: float) -> Callable[[str], Iterable[Client]]:
+    """Seconds of ``pause`` between two long prompts."""
+
+    def crowd(url: str) -> list[Client]:
+        short = [over_and_over(url, "promised", lambda: tokens(30), 90) for _ in range(3)]
+        return [*short, over_and_over(url, "promised", lambda: tokens(800), 1, pause=pause, begin=2.0)]
+
+    return crowd
 
 
 def _prompts_without_pause(url: str) -> list[Client]:
@@ -88,8 +93,8 @@ PROVOKED = (
              _many_beginnings, "both-2"),
     Provoked("salts_keep_apart", "both", "one beginning of 320 tokens, a cache_salt for each request", _salts),
     Provoked("prefix_sent_elsewhere", "two", "pairs of equal beginnings, limit 1 at both engines", _pairs),
-    Provoked("itl_spikes", "promised", "3 answers, and every 2 s a prompt of 800 tokens", _long_among_short),
-    Provoked("slo_itl_missed", "promised", "the same, itl: 150ms", _long_among_short),
+    Provoked("itl_spikes", "promised", "3 answers, and a prompt of 800 tokens every 2 s", _long_among_short(1.5)),
+    Provoked("slo_itl_missed", "promised", "the same, 0.2 s between two prompts, itl: 150ms", _long_among_short(0.2)),
     Provoked("decode_starved", "free", "4 answers, and prompts of 150 tokens without a pause", _prompts_without_pause),
     Provoked("hits_without_gain", "promised", "24 clients with one beginning, limit 10", _one_beginning),
     Provoked("slo_ttft_missed", "promised", "the same, ttft: 300ms", _one_beginning),
