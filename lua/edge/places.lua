@@ -51,8 +51,10 @@ end
 
 
 local function take_lent(counted)
-    -- Who waited here for Redis to lend would stand in no line, and be overtaken when it does.
-    local ok, full = leases.take(counted, 1, true)
+    -- Who waits here for Redis to lend stands in no line yet, and is overtaken when it does. Within its share
+    -- this edge need not ask.
+    local is_within = slots.in_flight(counted) < lending.share_of(counted.limit)
+    local ok, full = leases.take(counted, 1, is_within)
     if ok then
         return true
     end

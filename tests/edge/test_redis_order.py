@@ -107,7 +107,7 @@ def test_a_dead_edge_holds_up_nobody(redis: Redis, engine: ScriptedEngine) -> No
 def test_the_order_outlives_a_redis_that_begins_anew(redis: Redis, engine: ScriptedEngine) -> None:
     """Those that came later must not go first because Redis has forgotten how far the line is."""
     with edges(fleet(redis, engine, 1)) as both:
-        waiting = occupy(both[0], 1, 4_000)
+        waiting = occupy(both[0], 1, 6_000)
         waiting += [line(both[number % 2], f"old-{number}", headers_after_ms=20) for number in range(6)]
         redis.kill()
         redis.start()
