@@ -82,7 +82,11 @@ end
 -- How an answer that an engine began came to its end.
 local function ending_of(state, status, time)
     if ngx.var.request_completion ~= "OK" then
-        return "client_left"
+        if not state.done then
+            return "client_left"
+        end
+        -- OpenAI's client closes the connection at the last event, before the engine has ended its answer.
+        return state.error_event and "engine_error" or "complete"
     end
     if status >= 500 or state.error_event then
         return "engine_error"

@@ -97,6 +97,7 @@ function _M.begin()
         usage = false,
         filter = false,      -- takes the usage that the edge asked for out of the stream
         error_event = false,
+        done = false,        -- the last event of a stream has come
         eof = false,
         ended = false,       -- when the engine's answer was complete
     }

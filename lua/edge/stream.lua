@@ -23,7 +23,7 @@ local sub = string.sub
 
 ffi.cdef [[ void *memmem(const void *hay, size_t hay_size, const void *needle, size_t needle_size); ]]
 
-local COLON, NEWLINE, RETURN = 58, 10, 13
+local COLON, NEWLINE, RETURN, BRACKET, E = 58, 10, 13, 93, 69
 local FFI_OK = 0
 local USAGE = '"usage":{'
 local USAGE_SIZE = #USAGE
@@ -134,6 +134,13 @@ local function ends_event(data, size)
 end
 
 
+-- Whether these bytes end with the stream's last event, `data: [DONE]`: all others end with a brace.
+local function ends_stream(data, size)
+    return size > 3 and data[size - 3] == BRACKET and data[size - 4] == E
+        and data[size - 2] == NEWLINE and data[size - 1] == NEWLINE
+end
+
+
 -- Passes on what remains of a read without the usage event that the edge asked for.
 local function take_out(state, filter, data, size, whole)
     if whole and usage_filter.between(filter) and ends_event(data, size)
@@ -178,6 +185,9 @@ end
 local function watch(state, data, size, whole)
     local time = now()
     state.seen = time
+    if whole and ends_stream(data, size) then
+        state.done = true
+    end
     if state.first and not state.carry and whole and state.sse and data[size - 1] == NEWLINE then
         -- The usual read of a stream: whole events, looked at in place.
         if C.memmem(data, size, USAGE, USAGE_SIZE) ~= nil

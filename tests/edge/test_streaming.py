@@ -142,6 +142,19 @@ def test_a_client_that_leaves_stops_the_engine(alphabet: Alphabet, when: str) ->
         assert line["status"] == 499
 
 
+def test_a_client_that_closes_at_the_last_event_has_got_all(alphabet: Alphabet) -> None:
+    """OpenAI's client closes then, before the engine has ended its answer."""
+    raw = 'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\ndata: [DONE]\n\n'
+    client = alphabet.edge.raw()
+    client.request(CHAT, chat("beta", stream=True, raw=raw, split_ms=1500), headers={"X-Request-Id": "left-at-the-end"})
+    assert client.head().status == 200
+    read = b""
+    while b"[DONE]\n\n" not in read:
+        read += next(client.chunks())[1]
+    client.close()
+    assert alphabet.edge.log_of("left-at-the-end")["end"] == "complete"
+
+
 @pytest.mark.parametrize("how", ["cut_after", "abort_after"])
 def test_a_stream_that_dies_ends_as_it_died(alphabet: Alphabet, how: str) -> None:
     """An invented [DONE] would make half an answer look whole; the missing last chunk tells the client the truth."""
