@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,13 +15,11 @@ import requests
 
 from control.doctor.findings import Finding, ok, problem, warning
 from control.doctor.machine import signalbox
-from control.engines.args import EngineSpec
 from control.engines.health import read_key
 from control.errors import EngineError
 from control.fleet.address import ip, is_loopback
 from control.fleet.load import LoadedFleet
 from control.fleet.resolve import ResolvedBackend, addresses, resolve_backends
-from control.fleet.schema import Engine
 
 #: Seconds to connect, and for the answer.
 TIMEOUTS = (3.0, 10.0)
@@ -46,21 +43,15 @@ def _look(loaded: LoadedFleet, backend: ResolvedBackend) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def url_of(backend: ResolvedBackend, path: str = "") -> str:
-    """Where the backend is."""
-    host = f"[{backend.host}]" if ":" in backend.host else backend.host
-    return f"{backend.scheme}://{host}:{backend.port}{path}"
-
-
 def _answers(loaded: LoadedFleet, backend: ResolvedBackend, subject: str) -> Finding:
     """Whether /v1/models lists the model, asked as the edge asks."""
-    url = url_of(backend, "/v1/models")
+    url = f"{backend.url}/v1/models"
     authority = f" --cacert {shlex.quote(str(backend.ca))}" if backend.ca else ""
     curl = f"curl -sS -m 10{authority} {shlex.quote(url)}"
     if not addresses(backend.host):
         return problem(subject, f"the name {backend.host} is not known", f"getent hosts {shlex.quote(backend.host)}")
     try:
-        key = read_key(_asked(backend))
+        key = read_key(backend)
     except EngineError as error:
         return problem(
             subject, error.message, f"ls -l {shlex.quote(str(backend.key_file))}" if backend.key_file else "env"
@@ -81,9 +72,7 @@ def _answers(loaded: LoadedFleet, backend: ResolvedBackend, subject: str) -> Fin
         return problem(subject, f"{url} does not answer in time", curl)
     except requests.ConnectionError as error:
         if backend.ours:
-            return problem(
-                subject, f"nothing serves at {url_of(backend)}: {_cause(error)}", f"{signalbox(loaded)} status"
-            )
+            return problem(subject, f"nothing serves at {backend.url}: {_cause(error)}", f"{signalbox(loaded)} status")
         return problem(subject, f"{url} is not reached: {_cause(error)}", curl)
     return _judged(backend, subject, answer, curl)
 
@@ -149,15 +138,6 @@ def _listens_everywhere(port: int) -> str:
             if address is not None and not address.is_loopback:
                 return str(connection.laddr.ip)
     return ""
-
-
-def _asked(backend: ResolvedBackend) -> EngineSpec:
-    """Only what reading its key needs."""
-    return EngineSpec(
-        id=backend.id, model=backend.model, names=(), host=backend.host, port=backend.port,
-        engine=Engine.model_construct(), model_folder=None, fleet_folder=Path("/"),
-        key_file=backend.key_file, key_env=backend.key_env,
-    )  # fmt: skip
 
 
 def _cause(error: BaseException) -> str:
